@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, RejectReason};
+use tessera_core::ledger::NodeGrant;
 use tessera_core::placement::PlacementError;
 use tessera_core::preemption::RunningPod;
 use tessera_core::quota::GpuAmount;
@@ -138,7 +139,11 @@ fn find_remedies(
         if reason.may_resolve() && searched < MAX_SEARCHED_NODES {
             searched += 1;
             let grants = survey.grants(name);
-            let holder = |grant| RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
+            let holder = |grant| RunningPod {
+                grant: NodeGrant::Held(grant),
+                priority: 0,
+                quota_released: GpuAmount::default(),
+            };
             let holders: Vec<RunningPod<'_>> = grants.iter().copied().map(holder).collect();
             let ends = remedy::pods_to_end(state, &holders, &request, &query.policy);
             let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));

@@ -98,7 +98,7 @@ impl Survey {
                         Some(gpus) => spec.node.with_unhealthy(*gpus),
                         None => Arc::unwrap_or_clone(spec.node),
                     };
-                    survey.view.set_node(node, facts.quota_labels.clone());
+                    survey.view.set_node(node, facts.quota_labels.clone(), []);
                 }
                 Err(error) => facts.problem = Some(error.to_string()),
             }

@@ -3,7 +3,8 @@
 //!
 //! The scheduler's state, the kubectl plugins and the demo's audit build this view from the same
 //! values, so they agree on what is free. The `wire` crate turns Kubernetes objects into [`Node`]
-//! and [`PlacedPod`].
+//! and [`PlacedPod`]. The plugins build the view once; the scheduler and the audit update it with
+//! every event.
 //!
 //! Some pods bypass the scheduler, so no annotation names their GPUs. The view sets GPUs aside for
 //! them until an agent reports the real ones. It guesses after all other pods of the node and by
@@ -12,7 +13,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::grant::{ContainerGrant, PodGrant};
-use crate::ledger::{Conflict, Ledger, LedgerChange};
+use crate::ledger::{Conflict, Ledger, NodePosition};
 use crate::node::Node;
 use crate::placement::set_aside;
 use crate::quota::{GpuAmount, NamespaceUsage, QuotaLabels};
@@ -33,7 +34,7 @@ use crate::units::{MiB, MilliCpu, NodeName, PodUid};
 /// let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
 /// let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
 /// let mut view = ClusterView::default();
-/// view.set_node(node, QuotaLabels::default());
+/// view.set_node(node, QuotaLabels::default(), []);
 /// view.set_pod(PlacedPod {
 ///     uid: "uid-1".into(),
 ///     namespace: "team".to_owned(),
@@ -50,13 +51,13 @@ use crate::units::{MiB, MilliCpu, NodeName, PodUid};
 #[derive(Debug, Default)]
 pub struct ClusterView {
     ledger: Ledger,
-    quota_labels: HashMap<NodeName, QuotaLabels>,
-    /// The namespaces of the pods that request GPUs.
-    namespaces: HashMap<PodUid, String>,
+    /// The labels by which quotas limit the nodes, at each node's position in the ledger.
+    quota_labels: Vec<QuotaLabels>,
     /// The requests of pods whose GPUs are unknown, by node.
     unknown: HashMap<NodeName, BTreeMap<PodUid, PodRequest>>,
     usage: NamespaceUsage,
-    charges: HashMap<PodUid, Charge>,
+    /// The accounts of the pods that request GPUs.
+    accounts: HashMap<PodUid, Account>,
 }
 
 /// A pod on a node that has not ended.
@@ -87,10 +88,16 @@ pub enum PodGpus {
     Unknown(PodRequest),
 }
 
-/// What a namespace was charged for a pod.
+/// The namespace that is charged for a pod, and the charge at present.
+#[derive(Debug)]
+struct Account {
+    namespace: String,
+    charge: Option<Charge>,
+}
+
+/// An amount of GPUs of one model.
 #[derive(Debug)]
 struct Charge {
-    namespace: String,
     model: String,
     amount: GpuAmount,
 }
@@ -111,7 +118,13 @@ impl ClusterView {
     /// Returns the labels by which quotas limit a node.
     #[must_use]
     pub fn quota_labels(&self, node: &NodeName) -> Option<&QuotaLabels> {
-        self.quota_labels.get(node)
+        self.quota_labels_at(self.ledger.position(&node.0)?)
+    }
+
+    /// Returns the labels by which quotas limit the node at a position of the ledger.
+    #[must_use]
+    pub fn quota_labels_at(&self, position: NodePosition) -> Option<&QuotaLabels> {
+        self.quota_labels.get(position.index())
     }
 
     /// Returns the pods of a node whose GPUs are unknown, with their requests, by UID.
@@ -126,17 +139,22 @@ impl ClusterView {
         self.unknown.get(&grant.node).is_some_and(|pods| pods.contains_key(&grant.pod))
     }
 
-    /// Adds a node or replaces its description. The pods on it stay.
+    /// Adds a node or replaces its description.
     ///
-    /// The GPUs and the memory unit of the node give annotations their meaning, so the caller must
-    /// pass the pods of a changed node again.
-    pub fn set_node(&mut self, node: Node, labels: QuotaLabels) -> LedgerChange {
+    /// The pods on the node stay. Their annotations may mean other GPUs or another amount of memory
+    /// now, so the caller reads the pods again and passes them in `pods`.
+    pub fn set_node(&mut self, node: Node, labels: QuotaLabels, pods: impl IntoIterator<Item = PlacedPod>) {
         let name = node.name.clone();
-        let change = self.ledger.set_node(node);
-        self.quota_labels.insert(name.clone(), labels);
+        self.ledger.set_node(node);
+        if let Some(position) = self.ledger.position(&name.0) {
+            self.quota_labels.resize_with(self.ledger.positions(), QuotaLabels::default);
+            if let Some(place) = self.quota_labels.get_mut(position.index()) {
+                *place = labels;
+            }
+        }
+        pods.into_iter().for_each(|pod| self.note_pod(pod));
         self.settle(&name);
         self.charge_node(&name);
-        change
     }
 
     /// Marks a node as changed though its GPUs are the same, so that cached verdicts about it
@@ -146,21 +164,30 @@ impl ClusterView {
     }
 
     /// Removes a node. Its pods stay until they are removed: the node may come back.
-    pub fn remove_node(&mut self, name: &NodeName) -> LedgerChange {
-        let change = self.ledger.remove_node(name);
-        self.quota_labels.remove(name);
+    pub fn remove_node(&mut self, name: &NodeName) {
+        if let Some(position) = self.ledger.position(&name.0)
+            && let Some(labels) = self.quota_labels.get_mut(position.index())
+        {
+            *labels = QuotaLabels::default();
+        }
+        self.ledger.remove_node(name);
         self.charge_node(name);
-        change
     }
 
     /// Adds a pod or replaces what the view knows of it, and sets GPUs aside again where that is
     /// necessary.
     pub fn set_pod(&mut self, pod: PlacedPod) {
         let node = pod.node.clone();
-        let earlier = self.ledger.grant(&pod.uid).map(|grant| grant.node.clone());
+        let earlier = self.ledger.grant(&pod.uid);
+        let held_gpus = earlier.is_some_and(|grant| !grant.containers.is_empty());
+        // A pod without GPUs does not affect what is set aside for others.
+        let is_plain = pod.gpus == PodGpus::NotRequested && !held_gpus;
+        let earlier = earlier.map(|grant| grant.node.clone()).filter(|earlier| *earlier != node);
         self.note_pod(pod);
-        self.settle(&node);
-        earlier.iter().filter(|earlier| **earlier != node).for_each(|earlier| self.settle(earlier));
+        if !is_plain {
+            self.settle(&node);
+            earlier.iter().for_each(|earlier| self.settle(earlier));
+        }
     }
 
     /// Adds a pod as [`ClusterView::set_pod`] does, but leaves it to the caller to
@@ -169,8 +196,10 @@ impl ClusterView {
     pub fn note_pod(&mut self, pod: PlacedPod) {
         let PlacedPod { uid, namespace, node, cpu, memory, gpus } = pod;
         self.forget_unknown(&uid);
-        if gpus != PodGpus::NotRequested {
-            self.namespaces.insert(uid.clone(), namespace);
+        if gpus == PodGpus::NotRequested {
+            self.close_account(&uid);
+        } else {
+            self.open_account(&uid, namespace);
         }
         let containers = match gpus {
             PodGpus::NotRequested => Vec::new(),
@@ -188,23 +217,32 @@ impl ClusterView {
     pub fn remove_pod(&mut self, uid: &PodUid) {
         let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
         self.forget_unknown(uid);
-        self.release(uid);
-        self.namespaces.remove(uid);
+        self.ledger.release(uid);
+        self.close_account(uid);
         node.iter().for_each(|node| self.settle(node));
     }
 
     /// Books a decision of the scheduler and charges the namespace for it.
-    pub fn book(&mut self, grant: PodGrant, namespace: &str) -> Result<LedgerChange, Conflict> {
+    pub fn book(&mut self, grant: PodGrant, namespace: String) -> Result<(), Conflict> {
         let uid = grant.pod.clone();
-        let change = self.ledger.book(grant)?;
-        self.namespaces.insert(uid.clone(), namespace.to_owned());
+        self.ledger.book(grant)?;
+        self.open_account(&uid, namespace);
         self.charge(&uid);
-        Ok(change)
+        Ok(())
     }
 
-    /// Enters a grant for which no namespace is charged.
-    pub fn hold(&mut self, grant: PodGrant) {
-        self.ledger.observe(grant);
+    /// Turns a booking into one in doubt, as [`Ledger::put_in_doubt`] does. No namespace is charged
+    /// for it.
+    pub fn put_in_doubt(&mut self, uid: &PodUid) {
+        self.ledger.put_in_doubt(uid);
+        self.charge(uid);
+    }
+
+    /// Releases a pod's booking in doubt and settles its node again.
+    pub fn release_in_doubt(&mut self, uid: &PodUid) {
+        let node = self.ledger.in_doubt(uid).map(|grant| grant.node.clone());
+        self.ledger.release_in_doubt(uid);
+        node.iter().for_each(|node| self.settle(node));
     }
 
     /// Sets GPUs aside for the pods of a node whose GPUs are unknown.
@@ -254,28 +292,40 @@ impl ClusterView {
         pods.iter().for_each(|uid| self.charge(uid));
     }
 
-    /// Replaces the charge for a pod by what its grant amounts to now.
-    fn charge(&mut self, uid: &PodUid) {
-        if let Some(Charge { namespace, model, amount }) = self.charges.remove(uid) {
-            self.usage.remove(&namespace, &model, amount);
-        }
-        if let Some(charge) = self.charge_for(uid) {
-            self.usage.add(&charge.namespace, &charge.model, charge.amount);
-            self.charges.insert(uid.clone(), charge);
+    /// Charges this namespace for the pod from now on.
+    fn open_account(&mut self, uid: &PodUid, namespace: String) {
+        if self.accounts.get(uid).is_none_or(|account| account.namespace != namespace) {
+            self.close_account(uid);
+            self.accounts.insert(uid.clone(), Account { namespace, charge: None });
         }
     }
 
-    fn charge_for(&self, uid: &PodUid) -> Option<Charge> {
-        let namespace = self.namespaces.get(uid)?;
-        let grant = self.ledger.grant(uid)?;
-        let amount = GpuAmount::of_grants(&grant.containers, self.ledger.node(&grant.node)?.node());
-        let model = self.quota_labels.get(&grant.node).and_then(|labels| labels.model.clone());
-        (amount != GpuAmount::default()).then(|| Charge {
-            namespace: namespace.clone(),
-            model: model.unwrap_or_default(),
-            amount,
-        })
+    fn close_account(&mut self, uid: &PodUid) {
+        if let Some(Account { namespace, charge: Some(charge) }) = self.accounts.remove(uid) {
+            self.usage.remove(&namespace, &charge.model, charge.amount);
+        }
     }
+
+    /// Replaces the charge for a pod by what its grant amounts to now.
+    fn charge(&mut self, uid: &PodUid) {
+        let Some(Account { namespace, charge }) = self.accounts.get_mut(uid) else { return };
+        if let Some(Charge { model, amount }) = charge.take() {
+            self.usage.remove(namespace, &model, amount);
+        }
+        *charge = charge_for(&self.ledger, &self.quota_labels, uid);
+        if let Some(Charge { model, amount }) = charge {
+            self.usage.add(namespace, model, *amount);
+        }
+    }
+}
+
+/// Returns what the grant of a pod amounts to. Nothing is charged for GPUs of unknown nodes.
+fn charge_for(ledger: &Ledger, quota_labels: &[QuotaLabels], uid: &PodUid) -> Option<Charge> {
+    let grant = ledger.grant(uid)?;
+    let position = ledger.position(&grant.node.0)?;
+    let amount = GpuAmount::of_grants(&grant.containers, ledger.at(position)?.node());
+    let model = quota_labels.get(position.index()).and_then(|labels| labels.model.clone());
+    (amount != GpuAmount::default()).then(|| Charge { model: model.unwrap_or_default(), amount })
 }
 
 #[cfg(test)]

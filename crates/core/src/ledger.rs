@@ -2,6 +2,9 @@
 //!
 //! A node's state is always the sum of the grants on it and is never reduced by subtraction. Any
 //! history that leads to the same pods therefore leads to the same ledger.
+//!
+//! A pod has at most one grant. While the outcome of a Binding is unknown, the pod may in addition
+//! have one booking in doubt, so that its GPUs go to no other pod.
 
 mod names;
 
@@ -61,12 +64,24 @@ pub struct Ledger {
     /// The positions of removed nodes.
     vacant: Vec<NodePosition>,
     pods: HashMap<PodUid, Arc<PodGrant>>,
+    /// The bookings in doubt, by pod. There are few of them at any time.
+    in_doubt: BTreeMap<PodUid, Arc<PodGrant>>,
     /// The pods of each node; also of unknown nodes, because a pod may be seen before its node.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
     /// One copy of each topology, so that the values derived from its links are computed once.
     topologies: HashSet<Topology>,
     /// One copy of each list of GPU kinds, which most nodes have in common.
     kinds: Vec<Kinds>,
+}
+
+/// A grant that counts on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeGrant<'a> {
+    /// The grant of a pod.
+    Held(&'a PodGrant),
+    /// A booking in doubt: the scheduler does not know whether the pod was bound to this node, and
+    /// may have booked GPUs of another node for it.
+    InDoubt(&'a PodGrant),
 }
 
 /// The position of a node in the ledger. It belongs to the node until the node is removed and is
@@ -120,6 +135,18 @@ pub enum LedgerChange {
     Unchanged,
 }
 
+// === impl NodeGrant ===
+
+impl<'a> NodeGrant<'a> {
+    /// Returns what counts on the node.
+    #[must_use]
+    pub fn grant(self) -> &'a PodGrant {
+        match self {
+            Self::Held(grant) | Self::InDoubt(grant) => grant,
+        }
+    }
+}
+
 // === impl NodePosition ===
 
 impl NodePosition {
@@ -170,18 +197,31 @@ impl Ledger {
 
     /// Releases a pod's grant. An unknown pod changes nothing.
     pub fn release(&mut self, pod: &PodUid) -> LedgerChange {
-        let Some(grant) = self.pods.remove(pod) else {
+        let Some(grant) = self.take(pod) else {
             return LedgerChange::Unchanged;
         };
-        if let Some(neighbours) = self.pods_of.get_mut(&grant.node) {
-            neighbours.remove(pod);
-            if neighbours.is_empty() {
-                self.pods_of.remove(&grant.node);
-            }
+        self.recount_known(&grant.node);
+        LedgerChange::Changed
+    }
+
+    /// Turns a pod's grant into a booking in doubt: the grant counts on its node as before, and the
+    /// pod may get another grant. An earlier booking in doubt of the pod is released.
+    pub fn put_in_doubt(&mut self, pod: &PodUid) -> LedgerChange {
+        let Some(grant) = self.take(pod) else {
+            return LedgerChange::Unchanged;
+        };
+        if let Some(earlier) = self.in_doubt.insert(pod.clone(), grant) {
+            self.recount_known(&earlier.node);
         }
-        if let Some(node) = self.node(&grant.node).map(NodeState::shared_node) {
-            self.recount(node);
-        }
+        LedgerChange::Changed
+    }
+
+    /// Releases a pod's booking in doubt. The pod's grant stays.
+    pub fn release_in_doubt(&mut self, pod: &PodUid) -> LedgerChange {
+        let Some(grant) = self.in_doubt.remove(pod) else {
+            return LedgerChange::Unchanged;
+        };
+        self.recount_known(&grant.node);
         LedgerChange::Changed
     }
 
@@ -279,9 +319,28 @@ impl Ledger {
         self.pods.get(pod).map(AsRef::as_ref)
     }
 
-    /// Returns the grants on one node, by pod UID.
+    /// Returns all pods that have a grant, in no particular order.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Returns the booking in doubt of a pod.
+    #[must_use]
+    pub fn in_doubt(&self, pod: &PodUid) -> Option<&PodGrant> {
+        self.in_doubt.get(pod).map(AsRef::as_ref)
+    }
+
+    /// Returns the grants that pods hold on one node, by pod UID.
     pub fn grants_on(&self, node: &NodeName) -> impl Iterator<Item = &PodGrant> {
         self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
+    }
+
+    /// Returns everything that counts on one node: the grants that pods hold, then the bookings in
+    /// doubt, each by pod UID.
+    pub fn counted_on(&self, node: &NodeName) -> impl Iterator<Item = NodeGrant<'_>> {
+        let in_doubt = self.in_doubt.values().filter(|grant| grant.node == *node);
+        let held = self.grants_on(node).map(NodeGrant::Held);
+        held.chain(in_doubt.map(|grant| NodeGrant::InDoubt(grant)))
     }
 
     /// Returns the GPUs that carry more than they have, because pods bypassed the scheduler or a
@@ -322,10 +381,28 @@ impl Ledger {
         }
     }
 
+    /// Removes a pod's grant without counting its node again.
+    fn take(&mut self, pod: &PodUid) -> Option<Arc<PodGrant>> {
+        let grant = self.pods.remove(pod)?;
+        if let Some(neighbours) = self.pods_of.get_mut(&grant.node) {
+            neighbours.remove(pod);
+            if neighbours.is_empty() {
+                self.pods_of.remove(&grant.node);
+            }
+        }
+        Some(grant)
+    }
+
+    fn recount_known(&mut self, node: &NodeName) {
+        if let Some(node) = self.node(node).map(NodeState::shared_node) {
+            self.recount(node);
+        }
+    }
+
     /// Computes the state of a node from the grants on it.
     fn recount(&mut self, node: Arc<Node>) {
         let mut state = NodeState::empty(Arc::clone(&node));
-        self.grants_on(&node.name).for_each(|grant| state.add(grant));
+        self.counted_on(&node.name).for_each(|counted| state.add(counted.grant()));
         let position = self.position(&node.name.0).unwrap_or_else(|| self.settle(node.name.clone()));
         self.put(position, Some(state));
     }

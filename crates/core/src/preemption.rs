@@ -3,18 +3,19 @@
 use std::collections::BTreeSet;
 
 use crate::gpu_set::GpuSet;
-use crate::grant::{ContainerGrant, PodGrant};
+use crate::grant::ContainerGrant;
+use crate::ledger::NodeGrant;
 use crate::node::NodeState;
 use crate::placement::{Policy, filter, only_request};
 use crate::quota::GpuAmount;
 use crate::request::{PodRequest, Request};
 use crate::units::{GpuIndex, PodUid};
 
-/// A pod on the node that holds CPU, memory or GPUs.
+/// A pod on the node that holds CPU, memory or GPUs, or a booking in doubt.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningPod<'a> {
-    /// The grant of the pod.
-    pub grant: &'a PodGrant,
+    /// The grant of the pod. An eviction does not release a booking in doubt.
+    pub grant: NodeGrant<'a>,
     /// The priority of the pod.
     pub priority: i32,
     /// The amount that the eviction returns to the preemptor's quota; zero for pods of other
@@ -58,6 +59,7 @@ const MAX_SUMMED_PODS: usize = 100_000;
 /// # use std::sync::Arc;
 /// # use tessera_core::gpu::Gpu;
 /// # use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
+/// use tessera_core::ledger::NodeGrant;
 /// # use tessera_core::node::{Node, NodeState};
 /// # use tessera_core::placement::Policy;
 /// use tessera_core::preemption::{Preemptor, RunningPod, victims};
@@ -81,7 +83,8 @@ const MAX_SUMMED_PODS: usize = 100_000;
 /// # };
 /// # state.add(&grant);
 /// // The pod `batch` of priority 0 holds the only GPU of the node.
-/// let running = RunningPod { grant: &grant, priority: 0, quota_released: GpuAmount::default() };
+/// let grant = NodeGrant::Held(&grant);
+/// let running = RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
 /// let request = PodRequest::of_mains([Request::Whole(1)]);
 /// let quota_excess = GpuAmount::default();
 /// let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Simple, quota_excess };
@@ -97,16 +100,14 @@ pub fn victims(
 ) -> Option<Vec<PodUid>> {
     let scenario = Scenario { node, holders, preemptor };
     let is_over_quota = preemptor.quota_excess != GpuAmount::default();
+    let is_proposed = |holder: &RunningPod<'_>| holder.pod().is_some_and(|pod| proposed.contains(pod));
     let is_movable = |holder: &RunningPod<'_>| {
-        holder.priority < preemptor.priority
+        holder.pod().is_some()
+            && holder.priority < preemptor.priority
             && (!is_over_quota || holder.quota_released != GpuAmount::default())
     };
-    let are_all_movable =
-        || holders.iter().filter(|holder| proposed.contains(&holder.grant.pod)).all(is_movable);
-    if !proposed.is_empty()
-        && (!is_over_quota || are_all_movable())
-        && scenario.fits_without(|holder| proposed.contains(&holder.grant.pod))
-    {
+    let are_all_movable = || holders.iter().filter(|holder| is_proposed(holder)).all(is_movable);
+    if !proposed.is_empty() && (!is_over_quota || are_all_movable()) && scenario.fits_without(is_proposed) {
         return Some(proposed.iter().cloned().collect());
     }
     if scenario.fits_without(|_| false) {
@@ -114,7 +115,7 @@ pub fn victims(
     }
     let mut movable: Vec<RunningPod<'_>> =
         holders.iter().filter(|holder| is_movable(holder)).copied().collect();
-    movable.sort_by(|a, b| (a.priority, &a.grant.pod).cmp(&(b.priority, &b.grant.pod)));
+    movable.sort_by(|a, b| (a.priority, a.pod()).cmp(&(b.priority, b.pod())));
     let levels: BTreeSet<i32> = movable.iter().map(|holder| holder.priority).collect();
     let enough =
         |level: &&i32| scenario.fits_without(|holder| holder.priority <= **level && is_movable(holder));
@@ -122,6 +123,20 @@ pub fn victims(
     movable.retain(|holder| holder.priority <= level);
     let chosen = scenario.smallest(&movable).unwrap_or_else(|| scenario.spare(&movable));
     Some(chosen.into_iter().cloned().collect())
+}
+
+impl<'a> RunningPod<'a> {
+    /// Returns the pod whose eviction releases the grant.
+    fn pod(&self) -> Option<&'a PodUid> {
+        match self.grant {
+            NodeGrant::Held(grant) => Some(&grant.pod),
+            NodeGrant::InDoubt(_) => None,
+        }
+    }
+
+    fn is_one_of(&self, pods: &[&PodUid]) -> bool {
+        self.pod().is_some_and(|pod| pods.contains(&pod))
+    }
 }
 
 struct Scenario<'a> {
@@ -150,7 +165,7 @@ impl<'a> Scenario<'a> {
             if gone(holder) {
                 repaid = repaid.plus(holder.quota_released);
             } else {
-                left.add(holder.grant);
+                left.add(holder.grant.grant());
             }
         }
         repaid.covers(self.preemptor.quota_excess)
@@ -170,8 +185,8 @@ impl<'a> Scenario<'a> {
                 examined = examined.checked_sub(1)?;
                 if need.may_be_met_by(picked.iter().map(|index| gpus[*index]), &all_pods) {
                     tries = tries.checked_sub(1)?;
-                    let set: Vec<&PodUid> = picked.iter().map(|index| &movable[*index].grant.pod).collect();
-                    if self.fits_without(|holder| set.contains(&&holder.grant.pod)) {
+                    let set: Vec<&PodUid> = picked.iter().filter_map(|index| movable[*index].pod()).collect();
+                    if self.fits_without(|holder| holder.is_one_of(&set)) {
                         return Some(set);
                     }
                 }
@@ -200,10 +215,10 @@ impl<'a> Scenario<'a> {
     /// Starts with all movable pods and spares as many as possible, those with the highest priority
     /// first.
     fn spare(&self, movable: &[RunningPod<'a>]) -> Vec<&'a PodUid> {
-        let mut gone: Vec<&PodUid> = movable.iter().map(|holder| &holder.grant.pod).collect();
+        let mut gone: Vec<&PodUid> = movable.iter().filter_map(RunningPod::pod).collect();
         for position in (0..gone.len()).rev() {
             let spared = gone.remove(position);
-            if !self.fits_without(|holder| gone.contains(&&holder.grant.pod)) {
+            if !self.fits_without(|holder| holder.is_one_of(&gone)) {
                 gone.insert(position, spared);
             }
         }
@@ -236,7 +251,7 @@ impl Need {
 }
 
 fn held_gpus(holder: &RunningPod<'_>) -> GpuSet {
-    holder.grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
+    holder.grant.grant().containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
 }
 
 /// Advances to the next set of positions below `count` in lexicographic order; returns false after

@@ -71,6 +71,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{node, pcie_pairs};
     use crate::grant::{ContainerGrant, Hold, PodGrant};
+    use crate::ledger::NodeGrant;
     use crate::units::{GpuIndex, MilliCpu};
 
     fn grant(pod: &str, gpus: &[u8], hold: Hold) -> PodGrant {
@@ -102,7 +103,11 @@ mod tests {
         grants.iter().for_each(|grant| state.add(grant));
         let holders: Vec<RunningPod<'_>> = grants
             .iter()
-            .map(|grant| RunningPod { grant, priority: 7, quota_released: GpuAmount::default() })
+            .map(|grant| RunningPod {
+                grant: NodeGrant::Held(grant),
+                priority: 7,
+                quota_released: GpuAmount::default(),
+            })
             .collect();
         let asked = |request| PodRequest::of_mains([request]);
         let end = |request| pods_to_end(&state, &holders, &asked(request), &Policy::Simple);

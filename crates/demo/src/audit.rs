@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
-use tessera_core::ledger::Ledger;
+use tessera_core::ledger::{Ledger, NodeGrant};
 use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{GpuIndex, NodeName, PodUid};
 use tessera_sim::apiserver::{ApiServer, ObjectChange};
@@ -102,10 +102,14 @@ impl GrantAuditor {
             ledger.grants_on(&name).map(sorted).collect()
         };
         let (annotated, booked) = (gpus(audit.view.ledger()), gpus(ledger));
-        if annotated == booked {
+        let in_doubt = ledger.counted_on(&name).filter(|counted| matches!(counted, NodeGrant::InDoubt(_)));
+        let in_doubt: Vec<&PodUid> = in_doubt.map(|counted| &counted.grant().pod).collect();
+        if annotated == booked && in_doubt.is_empty() {
             return Vec::new();
         }
-        vec![format!("{name}: the annotations name {annotated:?}, the scheduler's ledger {booked:?}")]
+        vec![format!(
+            "{name}: the annotations name {annotated:?}, the scheduler's ledger {booked:?} and bookings in doubt of pods {in_doubt:?}"
+        )]
     }
 }
 
@@ -119,7 +123,7 @@ impl GrantAudit {
     fn apply_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
         if let Ok(spec) = parsed_node::parse(&node, MemoryUnit::GiB) {
-            self.view.set_node(Arc::unwrap_or_clone(spec.node), QuotaLabels::default());
+            self.view.set_node(Arc::unwrap_or_clone(spec.node), QuotaLabels::default(), []);
             self.check();
         }
     }

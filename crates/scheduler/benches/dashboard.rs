@@ -11,9 +11,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tessera_scheduler::dashboard::view::{Filter, cluster as sums, explanation, node, nodes, pods, quota};
+use tessera_scheduler::dashboard::view::{ListQuery, cluster as sums, explanation, node, nodes, pods, quota};
 use tessera_scheduler::state::StateAccess;
-use tessera_scheduler::state::{ClusterEvent, State, WatchEvent};
+use tessera_scheduler::state::{State, StateEvent, WatchEvent};
 
 const CALLS: usize = 50;
 
@@ -62,22 +62,22 @@ fn main() {
     for nodes in [500, 5_000] {
         let mut state = cluster::cluster(nodes);
         let waiting = cluster::asked_about(9_000_000);
-        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(waiting).unwrap())));
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(waiting).unwrap())));
         views(&state);
     }
 }
 
 fn views(state: &State) {
-    let only = |filter: Filter| Filter { limit: Some(60), ..filter };
-    let by_pod = only(Filter { q: "pod-000100".into(), ..Filter::default() });
-    let by_dialect = only(Filter { dialect: "vcuda".into(), ..Filter::default() });
+    let only = |query: ListQuery| ListQuery { limit: Some(60), ..query };
+    let by_pod = only(ListQuery { q: "pod-000100".into(), ..ListQuery::default() });
+    let by_dialect = only(ListQuery { dialect: "vcuda".into(), ..ListQuery::default() });
     let question = explanation::question(state, "team", "pod-9000000").unwrap();
     measure("cluster", state, |at| sums::cluster(at));
     measure("map", state, |at| sums::map(at));
-    measure("nodes, the first 60", state, |at| nodes::nodes(at, &only(Filter::default())));
+    measure("nodes, the first 60", state, |at| nodes::nodes(at, &only(ListQuery::default())));
     measure("nodes, by the name of a pod", state, |at| nodes::nodes(at, &by_pod));
     measure("node", state, |at| at.with_state(|state| node::node(state, "node-00007")));
-    measure("pods, the first 60", state, |at| pods::pods(at, &only(Filter::default())));
+    measure("pods, the first 60", state, |at| pods::pods(at, &only(ListQuery::default())));
     measure("pods, of one vocabulary", state, |at| pods::pods(at, &by_dialect));
     measure("quota", state, |at| at.with_state(quota::quota));
     measure("explanation", state, |at| explanation::explain(at, &question));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindOutcome, BindStep, ClusterEvent, State, Timestamp, WatchEvent};
+use tessera_scheduler::state::{BindOutcome, BindStep, State, StateEvent, Timestamp, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, BorrowedName, ExtenderArgs};
 
@@ -175,7 +175,7 @@ impl Site {
     fn measure(&mut self, measured: &mut Measured, measure: Measure) {
         self.made += 1;
         let pod = asked_about(self.made);
-        self.state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
+        self.state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
         let args = args(&self.names, self.made);
         let body = serde_json::to_vec(&args).unwrap();
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -195,7 +195,7 @@ impl Site {
     /// earlier one. Makes a new forecast at times.
     fn go_on(&mut self, pod: serde_json::Value, bind: &BindingArgs) {
         let _ = black_box(self.state.begin_bind(bind, Timestamp::default()));
-        self.state.handle(ClusterEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));
+        self.state.handle(StateEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));
         if self.made.is_multiple_of(FORECAST_AFTER)
             && let Some(remains) = self.state.free_capacity_if_due()
         {

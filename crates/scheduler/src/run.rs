@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use self::watches::{watch_budgets, watch_objects, watch_quota, watch_static_table, watch_unhealthy};
 use crate::server::App;
-use crate::state::{ClusterEvent, SchedulerSettings, State};
+use crate::state::{SchedulerSettings, State, StateEvent};
 
 /// The replica's part in the leader election.
 #[derive(Clone, Debug)]
@@ -127,14 +127,14 @@ impl LeaderTasks {
             Arc::clone(app),
             "nodes",
             watch::nodes(client()),
-            ClusterEvent::Node,
+            StateEvent::Node,
             mark(&listed, |lists| &mut lists.nodes),
         ));
         tasks.spawn(watch_objects(
             Arc::clone(app),
             "pods",
             watch::pods(client()),
-            ClusterEvent::Pod,
+            StateEvent::Pod,
             mark(&listed, |lists| &mut lists.pods),
         ));
         match &settings.quota {

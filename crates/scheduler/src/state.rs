@@ -1,4 +1,5 @@
-//! The scheduler's state: nodes, pods, what each pod holds, and bookings that are not confirmed yet.
+//! The scheduler's state: the view of the cluster, the pods that wait for GPUs, and bookings that are not confirmed
+//! yet.
 //!
 //! The state is a pure value. Watch events and binds change it, the verbs read it, and the server and the run loop
 //! around it do all IO.
@@ -12,10 +13,11 @@ mod pods;
 mod policies;
 mod recent_uids;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use tessera_core::admission::QuotaState;
+use tessera_core::cluster_view::ClusterView;
 use tessera_core::disruption::DisruptionBudget;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
@@ -31,15 +33,15 @@ use tessera_wire::foreign::quota;
 use tessera_wire::tessera::rules::Rules;
 
 pub use self::access::StateAccess;
+use self::booking::Bookings;
 pub use self::booking::{BindOrder, BindOutcome, BindRefusal, BindStep, Timestamp, UncertainBinding};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
-pub use self::event::{ClusterEvent, UnhealthyGpus, WatchEvent};
+pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
 use self::nodes::Overlay;
 pub(crate) use self::nodes::ReadableNode;
 pub use self::pods::ListGeneration;
 pub use self::policies::DefaultPolicy;
 use self::recent_uids::RecentUids;
-use self::{booking::Booking, entries::PodEntry};
 use crate::verb::filter::PassOn;
 
 /// Settings that stay fixed while the scheduler runs.
@@ -69,7 +71,9 @@ impl SchedulerSettings {
 pub struct State {
     id: StateId,
     settings: SchedulerSettings,
-    ledger: Ledger,
+    /// The nodes, what the pods hold of them, and what the namespaces use. Pods that wait and nodes that cannot be
+    /// parsed are not part of it.
+    view: ClusterView,
     /// Readable nodes at their position in the ledger, so that a scan of all nodes reads memory in order.
     readable: Vec<Option<NodeEntry>>,
     /// Nodes whose object cannot be parsed.
@@ -80,19 +84,13 @@ pub struct State {
     unhealthy: HashMap<NodeName, Overlay>,
     /// PodDisruptionBudgets by namespace and name.
     budgets: BTreeMap<(String, String), DisruptionBudget>,
-    /// Pods that wait for GPUs, and all pods that are on a node.
-    pods: HashMap<PodUid, PodEntry>,
-    /// GPU pods by node, including nodes that are not known yet.
-    on_node: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// GPU pods without a grant, by node. They bypassed this scheduler, and GPUs are set aside for them.
-    unknown_holders: HashMap<NodeName, BTreeSet<PodUid>>,
-    bookings: HashMap<PodUid, Booking>,
+    /// GPU pods that have not ended, waiting or placed. Of other pods only the view knows.
+    gpu_pods: HashMap<PodUid, Box<GpuPod>>,
+    bookings: Bookings,
     ended: RecentUids,
     /// Pods that a list did not contain. Only the watch can bring them back.
     missing: RecentUids,
     quota: Quota,
-    usage: NamespaceUsage,
-    charges: HashMap<PodUid, entries::Charge>,
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
@@ -126,21 +124,17 @@ impl State {
         Self {
             id: StateId::default(),
             settings,
-            ledger: Ledger::default(),
+            view: ClusterView::default(),
             readable: Vec::new(),
             unreadable: HashMap::new(),
             soft_taints: HashMap::new(),
             unhealthy: HashMap::new(),
             budgets: BTreeMap::new(),
-            pods: HashMap::new(),
-            on_node: HashMap::new(),
-            unknown_holders: HashMap::new(),
-            bookings: HashMap::new(),
+            gpu_pods: HashMap::new(),
+            bookings: Bookings::default(),
             ended: RecentUids::default(),
             missing: RecentUids::default(),
             quota: Quota::default(),
-            usage: NamespaceUsage::default(),
-            charges: HashMap::new(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
             table: Arc::default(),
@@ -154,14 +148,14 @@ impl State {
     }
 
     /// Applies an event.
-    pub fn handle(&mut self, event: ClusterEvent) {
+    pub fn handle(&mut self, event: StateEvent) {
         match event {
-            ClusterEvent::Node(change) => self.handle_node(change),
-            ClusterEvent::Pod(change) => self.handle_pod(change),
-            ClusterEvent::Budget(change) => self.handle_budget(change),
-            ClusterEvent::Unhealthy(change) => self.handle_unhealthy(change),
-            ClusterEvent::Quota(quota) => self.quota = quota,
-            ClusterEvent::Table(table) => self.table = Arc::new(table),
+            StateEvent::Node(change) => self.handle_node(change),
+            StateEvent::Pod(change) => self.handle_pod(change),
+            StateEvent::Budget(change) => self.handle_budget(change),
+            StateEvent::Unhealthy(change) => self.handle_unhealthy(change),
+            StateEvent::Quota(quota) => self.quota = quota,
+            StateEvent::Table(table) => self.table = Arc::new(table),
         }
     }
 
@@ -181,7 +175,7 @@ impl State {
             WatchEvent::Listing => {
                 self.listings += 1;
                 self.is_listing_pods = true;
-                self.unlisted_pods = self.pods.keys().cloned().collect();
+                self.unlisted_pods = self.gpu_pods.keys().chain(self.ledger().pods()).cloned().collect();
             }
             WatchEvent::Set(pod) => {
                 let uid = PodUid(pod.metadata.uid.clone());
@@ -208,7 +202,7 @@ impl State {
     /// Returns the ledger of all grants.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        self.view.ledger()
     }
 
     pub(crate) fn pass_on(&self) -> PassOn {
@@ -218,11 +212,11 @@ impl State {
     /// Returns the limits of the namespaces and their usage.
     #[must_use]
     pub fn quota(&self) -> (&Quota, &NamespaceUsage) {
-        (&self.quota, &self.usage)
+        (&self.quota, self.view.usage())
     }
 
     pub(crate) fn quota_state(&self) -> QuotaState<'_> {
-        QuotaState { quota: &self.quota, usage: &self.usage }
+        QuotaState { quota: &self.quota, usage: self.view.usage() }
     }
 
     /// Returns the number of bookings rolled back since the start.
@@ -243,17 +237,11 @@ impl State {
 
     /// Returns a GPU pod, waiting or placed.
     pub(crate) fn pod(&self, uid: &PodUid) -> Option<&GpuPod> {
-        match self.pods.get(uid)? {
-            PodEntry::Gpu(pod) => Some(pod),
-            PodEntry::Plain => None,
-        }
+        self.gpu_pods.get(uid).map(AsRef::as_ref)
     }
 
     /// Returns all GPU pods in no particular order.
     pub(crate) fn gpu_pods(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
-        self.pods.iter().filter_map(|(uid, record)| match record {
-            PodEntry::Gpu(pod) => Some((uid, pod.as_ref())),
-            PodEntry::Plain => None,
-        })
+        self.gpu_pods.iter().map(|(uid, pod)| (uid, pod.as_ref()))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_scheduler::server::{App, BODY_LIMIT, router};
-use tessera_scheduler::state::{ClusterEvent, SchedulerSettings, State, WatchEvent};
+use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::Pod;
@@ -81,12 +81,12 @@ fn stage() -> Stage {
 /// Returns the state of a scheduler that watches the same cluster.
 fn scheduler(stage: &Stage) -> State {
     let mut state = State::new(settings());
-    state.handle(ClusterEvent::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
+    state.handle(StateEvent::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
     for node in stage.server.list("/api/v1/nodes") {
-        state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
+        state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
     }
     for pod in stage.server.list("/api/v1/pods") {
-        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
     }
     state
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::grant::{ContainerGrant, Hold};
+use crate::grant::{ContainerGrant, Hold, PodGrant};
 use crate::request::{ContainerRole, Request};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
@@ -40,7 +40,7 @@ fn choose(
     let holders: Vec<RunningPod<'_>> = held
         .iter()
         .map(|(priority, grant)| RunningPod {
-            grant,
+            grant: NodeGrant::Held(grant),
             priority: *priority,
             quota_released: GpuAmount::default(),
         })
@@ -164,7 +164,7 @@ fn only_pods_of_the_same_quota_are_evicted_for_it() {
     grants.iter().for_each(|grant| state.add(grant));
     let percent = |compute_percent| GpuAmount { compute_percent, memory: MiB::ZERO };
     let holder = |number: usize, priority, quota_released| RunningPod {
-        grant: &grants[number],
+        grant: NodeGrant::Held(&grants[number]),
         priority,
         quota_released,
     };
@@ -178,6 +178,23 @@ fn only_pods_of_the_same_quota_are_evicted_for_it() {
     assert_eq!(choose(percent(30), &[]), Some(vec!["ours".into()]));
     assert_eq!(choose(percent(30), &["theirs"]), Some(vec!["ours".into()]));
     assert_eq!(choose(percent(61), &[]), None, "the rest is held by one that matters more");
+}
+
+#[test]
+fn an_eviction_does_not_release_a_booking_in_doubt() {
+    let mut state = NodeState::empty(Arc::new(crate::fixtures::node_of_memories(&[100; 2])));
+    let grants = [grant("bound", &[(0, 60)]), grant("doubtful", &[(1, 60)])];
+    grants.iter().for_each(|grant| state.add(grant));
+    let holder = |grant| RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
+    let holders = [holder(NodeGrant::Held(&grants[0])), holder(NodeGrant::InDoubt(&grants[1]))];
+    let choose = |request, proposed: &str| {
+        let request = PodRequest::of_mains([request]);
+        let quota_excess = GpuAmount::default();
+        let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Share, quota_excess };
+        victims(&state, &holders, preemptor, &BTreeSet::from([proposed.into()]))
+    };
+    assert_eq!(choose(share(50), "doubtful"), Some(vec!["bound".into()]));
+    assert_eq!(choose(Request::Whole(2), "doubtful"), None);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! The ledger stays consistent through any history.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tessera_core::grant::{Hold, PodGrant};
-use tessera_core::ledger::{Conflict, Ledger, LedgerChange};
+use tessera_core::ledger::{Conflict, Ledger, LedgerChange, NodeGrant};
 use tessera_core::node::Node;
 use tessera_core::request::ContainerRole;
 use tessera_core::units::{GpuIndex, MiB, NodeName, Percent, PodUid};
@@ -19,6 +19,8 @@ enum Event {
     Book(PodGrant),
     Observe(PodGrant),
     Release(PodUid),
+    Doubt(PodUid),
+    ReleaseDoubt(PodUid),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -28,6 +30,8 @@ fn event() -> impl Strategy<Value = Event> {
         4 => arbitrary::pod_grant().prop_map(Event::Book),
         2 => arbitrary::pod_grant().prop_map(Event::Observe),
         2 => arbitrary::pod_uid().prop_map(Event::Release),
+        1 => arbitrary::pod_uid().prop_map(Event::Doubt),
+        1 => arbitrary::pod_uid().prop_map(Event::ReleaseDoubt),
     ]
 }
 
@@ -36,6 +40,7 @@ fn event() -> impl Strategy<Value = Event> {
 struct World {
     nodes: HashMap<NodeName, Node>,
     pods: HashMap<PodUid, PodGrant>,
+    in_doubt: BTreeMap<PodUid, PodGrant>,
 }
 
 impl World {
@@ -62,12 +67,24 @@ impl World {
                 let known = self.pods.remove(&pod).is_some();
                 assert_eq!(ledger.release(&pod) == LedgerChange::Changed, known);
             }
+            Event::Doubt(pod) => {
+                let moved = self.pods.remove(&pod).map(|grant| self.in_doubt.insert(pod.clone(), grant));
+                assert_eq!(ledger.put_in_doubt(&pod) == LedgerChange::Changed, moved.is_some());
+            }
+            Event::ReleaseDoubt(pod) => {
+                let known = self.in_doubt.remove(&pod).is_some();
+                assert_eq!(ledger.release_in_doubt(&pod) == LedgerChange::Changed, known);
+            }
         }
     }
 
     /// Returns a ledger made from the current pods and nodes alone.
     fn rebuilt(&self, pods_first: bool) -> Ledger {
         let mut ledger = Ledger::default();
+        for (pod, grant) in &self.in_doubt {
+            ledger.observe(grant.clone());
+            ledger.put_in_doubt(pod);
+        }
         if pods_first {
             self.pods
                 .values()
@@ -149,10 +166,16 @@ proptest! {
         for (pod, grant) in &world.pods {
             prop_assert_eq!(ledger.grant(pod), Some(grant));
         }
+        for (pod, grant) in &world.in_doubt {
+            prop_assert_eq!(ledger.in_doubt(pod), Some(grant));
+        }
         for name in world.nodes.keys() {
             let mut there: Vec<_> = world.pods.values().filter(|grant| grant.node == *name).collect();
             there.sort_by_key(|grant| &grant.pod);
-            prop_assert_eq!(ledger.grants_on(name).collect::<Vec<_>>(), there);
+            prop_assert_eq!(ledger.grants_on(name).collect::<Vec<_>>(), there.clone());
+            let in_doubt = world.in_doubt.values().filter(|grant| grant.node == *name).map(NodeGrant::InDoubt);
+            let counted: Vec<_> = there.into_iter().map(NodeGrant::Held).chain(in_doubt).collect();
+            prop_assert_eq!(ledger.counted_on(name).collect::<Vec<_>>(), counted);
         }
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{
-    BindOrder, BindOutcome, BindStep, ClusterEvent, SchedulerSettings, State, Timestamp, WatchEvent,
+    BindOrder, BindOutcome, BindStep, SchedulerSettings, State, StateEvent, Timestamp, WatchEvent,
 };
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::foreign::extender::BindingArgs;
@@ -77,7 +77,7 @@ pub(crate) fn cluster(nodes: usize) -> State {
     // Filter passes on all fitting nodes, so that prioritize scores as many nodes as filter checks.
     let mut state = State::new(SchedulerSettings { pass_on: PassOn::All, ..SchedulerSettings::default() });
     for number in 0..nodes {
-        state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node(number)).unwrap())));
+        state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node(number)).unwrap())));
     }
     let mut placed = 0;
     for number in 0.. {
@@ -85,7 +85,7 @@ pub(crate) fn cluster(nodes: usize) -> State {
             break;
         }
         let mut json = running(number);
-        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(json.clone()).unwrap())));
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(json.clone()).unwrap())));
         let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
         let args = BindingArgs {
             pod_name: text("name"),
@@ -95,13 +95,13 @@ pub(crate) fn cluster(nodes: usize) -> State {
         };
         let Ok(BindStep::Send(BindOrder { annotations, .. })) = state.begin_bind(&args, Timestamp::default())
         else {
-            state.handle(ClusterEvent::Pod(WatchEvent::Gone(serde_json::from_value(json).unwrap())));
+            state.handle(StateEvent::Pod(WatchEvent::Gone(serde_json::from_value(json).unwrap())));
             continue;
         };
         state.end_bind(&PodUid(args.pod_uid), BindOutcome::Bound, Timestamp::default());
         json["spec"]["nodeName"] = args.node.into();
         json["metadata"]["annotations"] = json!(annotations);
-        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(json).unwrap())));
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(json).unwrap())));
         placed += 1;
     }
     if let Some(remains) = state.free_capacity_if_due() {

@@ -64,13 +64,13 @@ impl Changes {
 fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     match known {
-        NodeLookup::Gpus(GpuNode { spec, agent, place, .. }) => {
-            (spec.dialects, agent, &place.pool, &spec.node.instance_type).hash(&mut hasher);
+        NodeLookup::Gpus(GpuNode { spec, agent, pool, .. }) => {
+            (spec.dialects, agent, pool, &spec.node.instance_type).hash(&mut hasher);
             for gpu in spec.node.gpus() {
                 (gpu.minor, gpu.memory, &gpu.model, gpu.health == Health::Healthy).hash(&mut hasher);
             }
             // The usage of a node's GPUs is the sum of its grants.
-            state.ledger().grants_on(name).for_each(|grant| grant.hash(&mut hasher));
+            state.ledger().counted_on(name).for_each(|counted| counted.hash(&mut hasher));
         }
         NodeLookup::Unreadable(problem) => problem.hash(&mut hasher),
         NodeLookup::NoGpus => {}

@@ -1,6 +1,7 @@
 //! The most recent answers to kube-scheduler about GPU pods, with their reasons.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -121,10 +122,16 @@ impl Decisions {
     }
 
     /// Records the end of a bind: the reason for the choice of GPUs, or the error.
-    pub fn bound(&self, now: Timestamp, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
+    pub fn bound(
+        &self,
+        now: Timestamp,
+        args: &BindingArgs,
+        outcome: Result<&str, &dyn Display>,
+        state: &State,
+    ) {
         let node = args.node.clone();
         let outcome = match outcome {
-            Err(error) => DecisionOutcome::NotBound { node, error: error.clone() },
+            Err(error) => DecisionOutcome::NotBound { node, error: error.to_string() },
             Ok(why) => {
                 let grant = state.ledger().grant(&PodUid(args.pod_uid.clone()));
                 let held = grant.iter().flat_map(|grant| &grant.containers);
@@ -132,7 +139,7 @@ impl Decisions {
                     held.flat_map(|container| container.gpus().iter().map(|gpu| gpu.0)).collect();
                 gpus.sort_unstable();
                 gpus.dedup();
-                DecisionOutcome::Bound { node, gpus, why: why.clone() }
+                DecisionOutcome::Bound { node, gpus, why: why.to_owned() }
             }
         };
         self.push(now, &args.pod_namespace, &args.pod_name, &args.pod_uid, outcome);
@@ -211,8 +218,8 @@ mod tests {
             node: "n".to_owned(),
         };
         let state = State::new(crate::state::SchedulerSettings::default());
-        let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
-        decisions.bound(Timestamp::default(), &args, &outcome, &state);
+        let outcome = outcome.as_ref().map(|why| *why).map_err(|error| error as &dyn Display);
+        decisions.bound(Timestamp::default(), &args, outcome, &state);
     }
 
     fn kept(decisions: &Decisions) -> Vec<(u64, String, u32)> {

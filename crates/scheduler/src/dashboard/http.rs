@@ -20,7 +20,7 @@ use tessera_wire::tessera::node_use::NodeUse;
 
 use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};
-use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
+use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
 use crate::server::App;
 use crate::state::{State, StateAccess as _};
@@ -184,17 +184,17 @@ async fn found<T: Serialize + Send + 'static>(
     }
 }
 
-async fn list_nodes(app: Shared, QueryParams(filter): QueryParams<Filter>) -> Response {
-    view(app, move |app| nodes::nodes(app, &filter)).await
+async fn list_nodes(app: Shared, QueryParams(query): QueryParams<ListQuery>) -> Response {
+    view(app, move |app| nodes::nodes(app, &query)).await
 }
 
 async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
     found(app, format!("node {name}"), move |state| node::node(state, &name)).await
 }
 
-async fn list_pods(app: Shared, QueryParams(filter): QueryParams<Filter>) -> Response {
+async fn list_pods(app: Shared, QueryParams(query): QueryParams<ListQuery>) -> Response {
     let page = move |app: &App| {
-        let mut page = pods::pods(app, &filter);
+        let mut page = pods::pods(app, &query);
         let decisions = &app.dashboard.decisions;
         let is_refusal = |decision: &Decision| decision.outcome.word() == "fits-nowhere";
         pods::add_refusals(&mut page.items, &decisions.newest(is_refusal, KEPT));

@@ -2,8 +2,8 @@
 //! pods.
 
 use tessera_core::grant::PodGrant;
+use tessera_core::ledger::NodeGrant;
 use tessera_core::node::NodeState;
-use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::foreign::objects::Resources;
@@ -16,17 +16,17 @@ use crate::state::{GpuPod, State};
 pub(super) struct GpuNode<'a> {
     pub(super) spec: &'a ParsedNode,
     pub(super) state: &'a NodeState,
-    pub(super) place: &'a QuotaLabels,
+    /// The pool of the node for quotas.
+    pub(super) pool: Option<&'a str>,
     /// The address of the node's agent.
     pub(super) agent: Option<&'a str>,
 }
 
-/// A pod with a grant on a node.
+/// GPUs of a node that are not free.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder<'a> {
-    pub(super) uid: &'a PodUid,
     pub(super) grant: &'a PodGrant,
-    /// The pod; `None` for a booking whose pod is gone.
+    /// The pod that holds the GPUs; `None` for a booking in doubt.
     pub(super) pod: Option<&'a GpuPod>,
 }
 
@@ -51,21 +51,24 @@ pub(super) const DIALECTS: [(Dialect, &str); 4] = [
 pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'a>> {
     let (record, ledger) = state.node(name)?;
     Some(match (&record.spec, ledger) {
-        (Err(error), _) => NodeLookup::Unreadable(error),
-        (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
+        (Err(bad), _) => NodeLookup::Unreadable(bad.text()),
+        (Ok(spec), Some(node)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
             spec,
-            state,
-            place: &record.quota_labels,
+            state: node,
+            pool: state.quota_labels(name).and_then(|labels| labels.pool.as_deref()),
             agent: record.agent.as_deref(),
         }),
         _ => NodeLookup::NoGpus,
     })
 }
 
-/// Returns the pods with GPUs of a node, sorted by UID.
+/// Returns the pods with GPUs of a node, then the bookings in doubt.
 pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
-    let with_gpus = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
-    with_gpus.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
+    let with_gpus = state.ledger().counted_on(node).filter(|counted| !counted.grant().containers.is_empty());
+    with_gpus.map(|counted| match counted {
+        NodeGrant::Held(grant) => Holder { grant, pod: state.pod(&grant.pod) },
+        NodeGrant::InDoubt(grant) => Holder { grant, pod: None },
+    })
 }
 
 /// Finds a GPU pod by name.

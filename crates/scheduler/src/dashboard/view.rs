@@ -27,7 +27,7 @@ pub struct Page<T> {
 /// The filter and the page of a list request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Filter {
+pub struct ListQuery {
     /// Selects pods of this namespace, or nodes with at least one such pod.
     pub namespace: String,
     /// Selects nodes with GPUs of this model, or pods on such nodes.
@@ -53,7 +53,7 @@ pub const MOST_ITEMS: usize = 500;
 
 const USUAL_ITEMS: usize = 100;
 
-impl Filter {
+impl ListQuery {
     /// Returns the requested range of a list with `total` items.
     fn range(&self, total: usize) -> Range<usize> {
         let begin = self.offset.min(total);

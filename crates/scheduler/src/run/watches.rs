@@ -13,7 +13,7 @@ use tessera_wire::foreign::{quota, unhealthy};
 
 use crate::files::Files;
 use crate::server::App;
-use crate::state::{ClusterEvent, UnhealthyGpus, WatchEvent};
+use crate::state::{StateEvent, UnhealthyGpus, WatchEvent};
 
 /// Watch events applied per lock, so that an initial list does not lock the state for each object.
 const EVENTS_PER_LOCK: usize = 512;
@@ -23,7 +23,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
     app: Arc<App>,
     what: &'static str,
     changes: impl Stream<Item = WatchChange<T>> + Send,
-    event: fn(WatchEvent<T>) -> ClusterEvent,
+    event: fn(WatchEvent<T>) -> StateEvent,
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(EVENTS_PER_LOCK));
@@ -43,7 +43,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
                         }
                         state.handle(event(change));
                     }
-                    Err(error) => {
+                    Err(WatchLost(error)) => {
                         if trouble.record(&error) {
                             tracing::warn!(error, objects = what, "the watch was interrupted; reconnecting");
                         }
@@ -66,13 +66,18 @@ pub(super) async fn watch_objects<T: Send + 'static>(
     }
 }
 
-fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, String> {
+/// The reason why a watch was interrupted.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WatchLost(String);
+
+fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, WatchLost> {
     Ok(match change {
         WatchChange::Listing => WatchEvent::Listing,
         WatchChange::Set(object) => WatchEvent::Set(object),
         WatchChange::Gone(object) => WatchEvent::Gone(object),
         WatchChange::Listed => WatchEvent::Listed,
-        WatchChange::Lost(error) => return Err(error),
+        WatchChange::Lost(reason) => return Err(WatchLost(reason)),
     })
 }
 
@@ -86,7 +91,7 @@ pub(super) async fn watch_quota(
     let mut changes = std::pin::pin!(changes);
     let (mut shown, mut is_known, mut trouble) = (false, false, FailureLog::default());
     let take = |limits: Quota| {
-        app.write().handle(ClusterEvent::Quota(limits));
+        app.write().handle(StateEvent::Quota(limits));
         app.retry_wait.record_change();
     };
     while let Some(change) = changes.next().await {
@@ -168,11 +173,11 @@ pub(super) async fn watch_unhealthy(
                     trouble.clear();
                 }
                 if let Some(change) = change.and_then(|(name, data)| unhealthy_gpus(&name, &data)) {
-                    app.write().handle(ClusterEvent::Unhealthy(change));
+                    app.write().handle(StateEvent::Unhealthy(change));
                     app.retry_wait.record_change();
                 }
             }
-            Err(error) => {
+            Err(WatchLost(error)) => {
                 if trouble.record(&error) {
                     tracing::warn!(
                         error,
@@ -207,9 +212,9 @@ pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = Wat
                 if change.proves_connection() {
                     trouble.clear();
                 }
-                app.write().handle(ClusterEvent::Budget(change));
+                app.write().handle(StateEvent::Budget(change));
             }
-            Err(error) if trouble.record(&error) => {
+            Err(WatchLost(error)) if trouble.record(&error) => {
                 tracing::warn!(error, "cannot watch PodDisruptionBudgets; victims are chosen without them");
             }
             Err(_) => {}
@@ -222,7 +227,7 @@ pub(super) async fn watch_static_table(app: Arc<App>, path: PathBuf) {
     let take = |contents: &[Vec<u8>]| {
         let text = contents.first().map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
         match tessera_wire::tessera::static_table::parse(&text) {
-            Ok(table) => app.write().handle(ClusterEvent::Table(table)),
+            Ok(table) => app.write().handle(StateEvent::Table(table)),
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "cannot parse the static table; the previous one stays in use");
             }

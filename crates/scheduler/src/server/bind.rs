@@ -1,27 +1,49 @@
 //! The verb `bind`: books the GPUs, sends the Binding, and confirms or rolls back the booking.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State as FromApp;
-use tessera_cluster::{BindError, Binding, get_pod, with_causes};
+use tessera_cluster::{BindError, Binding, GetError, get_pod, with_causes};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::extender::{BindingArgs, BindingResult};
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant;
 
 use super::App;
-use super::extender::{Body, read};
+use super::extender::{BadCall, Body, read};
 use crate::notices::NoticeReason;
-use crate::state::{BindOrder, BindOutcome, BindStep};
+use crate::state::{BindOrder, BindOutcome, BindRefusal, BindStep};
 
 /// Timeout of a call to the API server. The leader may bind for 5 s after a renewal, so a Binding
 /// ends within the 8 s after which another replica may take over.
 const API_TIMEOUT: Duration = Duration::from_secs(3);
 
-const NOT_LEADING: &str = "this replica may not bind now: it is not the leader, or cannot renew its lease";
+/// The reason why a pod was not bound. kube-scheduler gets the text.
+#[derive(Debug, thiserror::Error)]
+enum BindFailure {
+    #[error(transparent)]
+    Call(#[from] BadCall),
+    #[error("this replica may not bind now: it is not the leader, or cannot renew its lease")]
+    NotLeading,
+    #[error(transparent)]
+    Refused(#[from] BindRefusal),
+    #[error("pod {namespace}/{name} with UID {uid} no longer exists")]
+    PodGone { namespace: String, name: String, uid: String },
+    #[error(transparent)]
+    Read(#[from] GetError),
+    #[error("the API server did not answer in time")]
+    ReadTimeout,
+    #[error("{}", with_causes(.0))]
+    Binding(BindError),
+    #[error("the API server did not accept the binding in time")]
+    BindingTimeout,
+    #[error("the bind was interrupted by an internal error; the log has the cause")]
+    Interrupted,
+}
 
 pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<BindingResult> {
     let begun = Instant::now();
@@ -31,29 +53,29 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
             let worker = Arc::clone(&app);
             let bound = tokio::spawn(async move {
                 let outcome = worker.bind(&args).await;
-                worker.dashboard.decisions.bound(worker.now(), &args, &outcome, &worker.read());
+                let decided = outcome.as_deref().map_err(|failure| failure as &dyn Display);
+                worker.dashboard.decisions.bound(worker.now(), &args, decided, &worker.read());
                 outcome
             })
             .await;
-            bound.unwrap_or_else(|_| {
-                Err("the bind was interrupted by an internal error; the log has the cause".to_owned())
-            })
+            bound.unwrap_or(Err(BindFailure::Interrupted))
         }
-        Err(error) => Err(error),
+        Err(bad) => Err(bad.into()),
     };
     app.metrics.answered("bind", if outcome.is_ok() { "ok" } else { "error" }, begun.elapsed());
-    if let Err(error) = &outcome {
+    let error = outcome.err().map(|failure| failure.to_string());
+    if let Some(error) = &error {
         tracing::info!(error, "the pod was not bound; kube-scheduler will retry");
     }
-    Json(BindingResult { error: outcome.err().unwrap_or_default() })
+    Json(BindingResult { error: error.unwrap_or_default() })
 }
 
 impl App {
     /// Binds the pod. Returns the reason for the choice of GPUs, or an empty text if the pod was
     /// bound before.
-    async fn bind(&self, args: &BindingArgs) -> Result<String, String> {
+    async fn bind(&self, args: &BindingArgs) -> Result<String, BindFailure> {
         if !self.may_write() {
-            return Err(NOT_LEADING.to_owned());
+            return Err(BindFailure::NotLeading);
         }
         let Some(BindOrder { annotations, chosen, why }) = self.book(args).await? else {
             return Ok(String::new());
@@ -61,9 +83,9 @@ impl App {
         // Reading the pod took time. The lease must still be valid when the Binding is sent.
         if !self.may_write() {
             self.write().end_bind(&PodUid(args.pod_uid.clone()), BindOutcome::Refused, self.now());
-            return Err(NOT_LEADING.to_owned());
+            return Err(BindFailure::NotLeading);
         }
-        let (outcome, error) = self.send(args, annotations).await;
+        let (outcome, failure) = self.send(args, annotations).await;
         self.metrics.bound(match outcome {
             BindOutcome::Bound => "bound",
             BindOutcome::Refused => "refused",
@@ -71,14 +93,10 @@ impl App {
         });
         self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
         if !chosen.is_empty() {
-            self.notify_outcome(
-                args,
-                outcome,
-                format!("{chosen}: {why}"),
-                error.as_deref().unwrap_or_default(),
-            );
+            let error = failure.as_ref().map(ToString::to_string).unwrap_or_default();
+            self.notify_outcome(args, outcome, format!("{chosen}: {why}"), &error);
         }
-        error.map_or(Ok(why), Err)
+        failure.map_or(Ok(why), Err)
     }
 
     fn notify_outcome(&self, args: &BindingArgs, outcome: BindOutcome, chosen: String, error: &str) {
@@ -99,34 +117,34 @@ impl App {
     }
 
     /// Books the pod's GPUs. Returns the Binding to send, or `None` if the pod is bound already.
-    async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, String> {
-        let step = self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())?;
+    async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, BindFailure> {
+        let step = self.write().begin_bind(args, self.now())?;
         match step {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
             BindStep::Fetch => {
                 let read_at = self.read().list_generation();
                 let pod = self.fetch(args).await?;
-                self.write()
-                    .begin_bind_with(pod, read_at, args, self.now())
-                    .map_err(|refusal| refusal.to_string())
+                Ok(self.write().begin_bind_with(pod, read_at, args, self.now())?)
             }
         }
     }
 
     /// Reads a pod from the API server that the watch has not shown yet.
-    async fn fetch(&self, args: &BindingArgs) -> Result<Pod, String> {
+    async fn fetch(&self, args: &BindingArgs) -> Result<Pod, BindFailure> {
         let found = self.get(args).await?.filter(|pod| pod.metadata.uid == args.pod_uid);
-        found.ok_or_else(|| {
-            format!("pod {}/{} with UID {} no longer exists", args.pod_namespace, args.pod_name, args.pod_uid)
+        found.ok_or_else(|| BindFailure::PodGone {
+            namespace: args.pod_namespace.clone(),
+            name: args.pod_name.clone(),
+            uid: args.pod_uid.clone(),
         })
     }
 
-    async fn get(&self, args: &BindingArgs) -> Result<Option<Pod>, String> {
+    async fn get(&self, args: &BindingArgs) -> Result<Option<Pod>, BindFailure> {
         let asked = get_pod(&self.client, &args.pod_namespace, &args.pod_name);
         match tokio::time::timeout(API_TIMEOUT, asked).await {
-            Ok(found) => found.map_err(|error| error.to_string()),
-            Err(_) => Err("the API server did not answer in time".to_owned()),
+            Ok(found) => Ok(found?),
+            Err(_) => Err(BindFailure::ReadTimeout),
         }
     }
 
@@ -134,7 +152,7 @@ impl App {
         &self,
         args: &BindingArgs,
         annotations: BTreeMap<String, String>,
-    ) -> (BindOutcome, Option<String>) {
+    ) -> (BindOutcome, Option<BindFailure>) {
         let granted = annotations.get(grant::KEY).cloned();
         let binding = Binding {
             namespace: args.pod_namespace.clone(),
@@ -145,15 +163,13 @@ impl App {
         };
         match tokio::time::timeout(API_TIMEOUT, binding.send(&self.client)).await {
             Ok(Ok(())) => (BindOutcome::Bound, None),
-            Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
+            Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, error).await,
             Ok(Err(error)) => {
                 let outcome =
                     if error.may_have_been_applied() { BindOutcome::Unknown } else { BindOutcome::Refused };
-                (outcome, Some(with_causes(&error)))
+                (outcome, Some(BindFailure::Binding(error)))
             }
-            Err(_) => {
-                (BindOutcome::Unknown, Some("the API server did not accept the binding in time".to_owned()))
-            }
+            Err(_) => (BindOutcome::Unknown, Some(BindFailure::BindingTimeout)),
         }
     }
 
@@ -163,8 +179,8 @@ impl App {
         &self,
         args: &BindingArgs,
         granted: Option<String>,
-        error: &BindError,
-    ) -> (BindOutcome, Option<String>) {
+        error: BindError,
+    ) -> (BindOutcome, Option<BindFailure>) {
         let read_at = self.read().list_generation();
         match self.get(args).await {
             Ok(Some(pod)) => {
@@ -177,9 +193,9 @@ impl App {
                 if is_it && as_granted {
                     return (BindOutcome::Bound, None);
                 }
-                (BindOutcome::Refused, Some(error.to_string()))
+                (BindOutcome::Refused, Some(BindFailure::Binding(error)))
             }
-            Ok(None) => (BindOutcome::Refused, Some(error.to_string())),
+            Ok(None) => (BindOutcome::Refused, Some(BindFailure::Binding(error))),
             Err(unanswered) => (BindOutcome::Unknown, Some(unanswered)),
         }
     }

@@ -26,15 +26,25 @@ use crate::verb::preempt;
 /// The request body, or why it could not be received.
 pub(super) type Body = Result<Bytes, BytesRejection>;
 
-const NOT_READY: &str = "this replica of the scheduler is not the leader, or has not read the cluster yet";
+/// The reason why a call is not answered.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadCall {
+    #[error("this replica of the scheduler is not the leader, or has not read the cluster yet")]
+    NotReady,
+    /// The body could not be received.
+    #[error("{0}")]
+    Body(String),
+    #[error("cannot parse the request: {0}")]
+    Json(serde_json::Error),
+}
 
 /// Parses a request body. Fails if this replica is not ready.
-pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<T, String> {
+pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<T, BadCall> {
     if !app.is_ready() {
-        return Err(NOT_READY.to_owned());
+        return Err(BadCall::NotReady);
     }
-    let bytes = body.as_ref().map_err(|rejection| rejection.body_text())?;
-    serde_json::from_slice(bytes).map_err(|error| format!("cannot parse the request: {error}"))
+    let bytes = body.as_ref().map_err(|rejection| BadCall::Body(rejection.body_text()))?;
+    serde_json::from_slice(bytes).map_err(BadCall::Json)
 }
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
@@ -43,6 +53,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
+            let error = error.to_string();
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };

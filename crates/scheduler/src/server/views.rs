@@ -82,7 +82,9 @@ pub(super) async fn explain_pod(
 pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let pod = match read::<Pod>(&app, &body) {
         Ok(pod) => pod,
-        Err(error) => return (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response(),
+        Err(error) => {
+            return (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response();
+        }
     };
     run_view(&app, move |app| explain::what_if(app, &pod))
         .await

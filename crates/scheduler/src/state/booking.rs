@@ -1,6 +1,6 @@
 //! Binding a pod: the GPUs are chosen and booked in one step, then the booking is confirmed or rolled back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use tessera_core::admission::RejectReason;
@@ -14,7 +14,6 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant::{self, BadGrant};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
-use super::entries::PodEntry;
 use super::pods::ListGeneration;
 use super::{GpuPod, State};
 
@@ -33,6 +32,22 @@ pub(super) struct Booking {
     booked_at: Duration,
     /// True if a list did not contain the pod: the pod is newer than the list, or is gone.
     unlisted: bool,
+}
+
+/// All bookings that the watch has not confirmed yet. A pod may have one of each kind.
+#[derive(Debug, Default)]
+pub(super) struct Bookings {
+    current: HashMap<PodUid, Booking>,
+    in_doubt: HashMap<PodUid, Booking>,
+}
+
+/// Distinguishes the two bookings of one pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BookingKind {
+    /// The newest booking of the pod.
+    Current,
+    /// A booking in doubt: its Binding has an unknown outcome, and the pod has been booked on another node since.
+    InDoubt,
 }
 
 /// The current time, passed in by the caller because the state has no clock.
@@ -134,12 +149,30 @@ pub enum BindRefusal {
 /// request after one minute, so a Binding without an answer has either been applied by then or never will be.
 const UNCERTAIN_PERIOD: Duration = Duration::from_secs(75);
 
+// === impl Bookings ===
+
+impl Bookings {
+    /// Returns the number of bookings.
+    pub(super) fn len(&self) -> usize {
+        self.current.len() + self.in_doubt.len()
+    }
+
+    fn of_kind(&mut self, kind: BookingKind) -> &mut HashMap<PodUid, Booking> {
+        match kind {
+            BookingKind::Current => &mut self.current,
+            BookingKind::InDoubt => &mut self.in_doubt,
+        }
+    }
+}
+
+// === impl State ===
+
 impl State {
     /// Chooses the GPUs and books them. Later calls see them as taken, whatever the outcome of the Binding.
     pub fn begin_bind(&mut self, args: &BindingArgs, now: Timestamp) -> Result<BindStep, BindRefusal> {
         let uid = PodUid(args.pod_uid.clone());
         let name = NodeName(args.node.clone());
-        if let Some(booking) = self.bookings.get_mut(&uid) {
+        if let Some(booking) = self.bookings.current.get_mut(&uid) {
             if booking.node == name {
                 if booking.bound {
                     return Ok(BindStep::Done);
@@ -149,11 +182,11 @@ impl State {
             }
             let is_busy = booking.bound || booking.in_flight > 0;
             let node = booking.node.clone();
-            // One uncertain booking can be set aside. A second one must be resolved first.
-            if is_busy || self.bookings.contains_key(&aside(&uid)) {
+            // A pod has at most one booking in doubt. It must be resolved before a second one.
+            if is_busy || self.bookings.in_doubt.contains_key(&uid) {
                 return Err(BindRefusal::Busy { pod: uid, node });
             }
-            self.set_uncertain_aside(&uid);
+            self.put_in_doubt(&uid);
         }
         let Some(pod) = self.pod(&uid) else { return Ok(BindStep::Fetch) };
         match &pod.node {
@@ -162,8 +195,8 @@ impl State {
             None => {}
         }
         let (grant, order) = self.decide(&uid, pod, &name, now)?;
-        self.ledger.book(grant)?;
-        self.charge(&uid);
+        let namespace = pod.namespace.clone();
+        self.view.book(grant, namespace)?;
         let booking = Booking {
             node: name,
             order: order.clone(),
@@ -173,7 +206,7 @@ impl State {
             booked_at: now.steady,
             unlisted: false,
         };
-        self.bookings.insert(uid, booking);
+        self.bookings.current.insert(uid, booking);
         Ok(BindStep::Send(order))
     }
 
@@ -221,14 +254,14 @@ impl State {
 
     /// Records the outcome of a Binding. A booking with an unknown outcome is kept, because the pod may be bound.
     pub fn end_bind(&mut self, uid: &PodUid, outcome: BindOutcome, now: Timestamp) {
-        let Some(booking) = self.bookings.get_mut(uid) else { return };
+        let Some(booking) = self.bookings.current.get_mut(uid) else { return };
         booking.in_flight = booking.in_flight.saturating_sub(1);
         match outcome {
             BindOutcome::Bound => booking.bound = true,
             BindOutcome::Unknown => booking.uncertain_since = booking.uncertain_since.or(Some(now.steady)),
             BindOutcome::Refused
                 if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
-            BindOutcome::Refused => self.roll_back(uid),
+            BindOutcome::Refused => self.roll_back(uid, BookingKind::Current),
         }
     }
 
@@ -242,13 +275,13 @@ impl State {
             // The pod is bound, but may have been deleted before the watch showed it.
             lost || (booking.bound && booking.unlisted && past(booking.booked_at))
         };
-        let due = self.bookings.iter().filter(|(_, booking)| is_due(booking));
-        due.filter_map(|(booked, _)| {
-            let uid = from_aside(booked);
-            let pod = self.pod(&uid)?;
-            Some(UncertainBinding { uid, namespace: pod.namespace.clone(), name: pod.name.clone() })
-        })
-        .collect()
+        let all = self.bookings.current.iter().chain(&self.bookings.in_doubt);
+        all.filter(|(_, booking)| is_due(booking))
+            .filter_map(|(uid, _)| {
+                let GpuPod { namespace, name, .. } = self.pod(uid)?;
+                Some(UncertainBinding { uid: uid.clone(), namespace: namespace.clone(), name: name.clone() })
+            })
+            .collect()
     }
 
     /// Resolves an uncertain booking with the pod as read after `UNCERTAIN_PERIOD`, when no Binding can be
@@ -263,9 +296,9 @@ impl State {
                     let since = booking.uncertain_since.unwrap_or(now.steady);
                     booking.in_flight == 0 && now.steady.saturating_sub(since) > UNCERTAIN_PERIOD
                 };
-                for booked in [uid.clone(), aside(uid)] {
-                    if self.bookings.get(&booked).is_some_and(past) {
-                        self.roll_back(&booked);
+                for kind in [BookingKind::Current, BookingKind::InDoubt] {
+                    if self.bookings.of_kind(kind).get(uid).is_some_and(past) {
+                        self.roll_back(uid, kind);
                     }
                 }
             }
@@ -273,20 +306,23 @@ impl State {
     }
 
     /// Removes a booking whose Binding failed.
-    fn roll_back(&mut self, booked: &PodUid) {
-        let booking = self.bookings.remove(booked);
+    fn roll_back(&mut self, uid: &PodUid, kind: BookingKind) {
+        let booking = self.bookings.of_kind(kind).remove(uid);
         self.rolled_back += 1;
-        self.release_and_reassign(booked);
+        match kind {
+            BookingKind::Current => self.view.remove_pod(uid),
+            BookingKind::InDoubt => self.view.release_in_doubt(uid),
+        }
         // Only the booking kept a pod that a list did not contain. If the pod exists, the watch will show it.
         if booking.is_some_and(|booking| booking.unlisted) {
-            self.drop_missing_pod(from_aside(booked));
+            self.drop_missing_pod(uid.clone());
         }
     }
 
     /// Handles a pod that a list did not contain. A booked pod may be newer than the list, so it stays until the
     /// watch shows it or the booking is resolved.
     pub(super) fn pod_missing_from_list(&mut self, uid: &PodUid) {
-        match self.bookings.get_mut(uid) {
+        match self.bookings.current.get_mut(uid) {
             Some(booking) => booking.unlisted = true,
             None => self.drop_missing_pod(uid.clone()),
         }
@@ -294,50 +330,39 @@ impl State {
 
     /// Returns whether a list did not contain this pod and the watch has not shown it since.
     pub(super) fn is_missed(&self, uid: &PodUid) -> bool {
-        self.missing.contains(uid) || self.bookings.get(uid).is_some_and(|booking| booking.unlisted)
+        self.missing.contains(uid) || self.bookings.current.get(uid).is_some_and(|booking| booking.unlisted)
     }
 
     /// Records that the watch has shown a pod, whatever earlier lists contained.
     pub(super) fn mark_shown(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.missing.remove(uid);
-        if let Some(booking) = self.bookings.get_mut(uid) {
-            booking.unlisted = false;
+        for kind in [BookingKind::Current, BookingKind::InDoubt] {
+            if let Some(booking) = self.bookings.of_kind(kind).get_mut(uid) {
+                booking.unlisted = false;
+            }
         }
     }
 
-    /// Ends the booking of a pod, because the watch has shown its node or its end.
+    /// Ends the bookings of a pod, because the watch has shown its node or its end. The watch also decides about
+    /// the pod's grant, but nothing else would release a booking in doubt.
     pub(super) fn confirm(&mut self, uid: &PodUid) {
-        self.bookings.remove(uid);
-        let aside = aside(uid);
-        if self.bookings.remove(&aside).is_some() {
-            self.release_and_reassign(&aside);
+        self.bookings.current.remove(uid);
+        if self.bookings.in_doubt.remove(uid).is_some() {
+            self.view.release_in_doubt(uid);
         }
     }
 
-    /// Keeps the GPUs of an uncertain booking under another UID while its pod is bound to another node.
-    fn set_uncertain_aside(&mut self, uid: &PodUid) {
-        let Some(booking) = self.bookings.remove(uid) else { return };
-        let Some(grant) = self.ledger.grant(uid).cloned() else { return };
-        self.leave(uid);
-        let aside = aside(uid);
-        self.ledger.observe(PodGrant { pod: aside.clone(), ..grant });
-        self.bookings.insert(aside, booking);
+    /// Keeps the GPUs of an uncertain booking while its pod is bound to another node.
+    fn put_in_doubt(&mut self, uid: &PodUid) {
+        let Some(booking) = self.bookings.current.remove(uid) else { return };
+        self.view.put_in_doubt(uid);
+        self.bookings.in_doubt.insert(uid.clone(), booking);
     }
 
     /// Returns whether the pod is known and has no node.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
-        matches!(self.pods.get(uid), Some(PodEntry::Gpu(pod)) if pod.node.is_none())
+        self.pod(uid).is_some_and(|pod| pod.node.is_none())
     }
-}
-
-const ASIDE: &str = "/in-doubt";
-
-fn aside(uid: &PodUid) -> PodUid {
-    PodUid(format!("{uid}{ASIDE}"))
-}
-
-fn from_aside(booked: &PodUid) -> PodUid {
-    PodUid(booked.0.strip_suffix(ASIDE).unwrap_or(&booked.0).to_owned())
 }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use tessera_core::cluster_view::PlacedPod;
 use tessera_core::ledger::Ledger;
-use tessera_core::quota::{GpuAmount, QuotaLabels};
-use tessera_core::units::NodeName;
+use tessera_core::quota::QuotaLabels;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::{Metadata, Node, Pod, PodSpec};
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
+use tessera_wire::tessera::placed_pod::PodParts;
 use tessera_wire::tessera::{grant, node_use, preferences};
 
 use super::SchedulerSettings;
@@ -15,23 +18,17 @@ use super::SchedulerSettings;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeEntry {
     /// The parsed node object, or why it cannot be parsed.
-    pub(crate) spec: Result<ParsedNode, String>,
-    /// The labels by which quotas limit the node.
-    pub(crate) quota_labels: QuotaLabels,
+    pub(crate) spec: Result<ParsedNode, UnreadableNode>,
     /// The address at which the node's agent serves HTTP.
     pub(crate) agent: Option<String>,
 }
 
-/// A pod that has not ended.
-#[derive(Clone, Debug)]
-pub(super) enum PodEntry {
-    /// A pod without GPUs on a node. Only its CPU and memory count, in the ledger.
-    Plain,
-    /// A pod that requests GPUs, waiting or on a node.
-    Gpu(Box<GpuPod>),
-}
+/// The reason why a node object cannot be parsed. It is kept as a text, which can be compared at every event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UnreadableNode(String);
 
-/// A pod that requests GPUs.
+/// A pod that requests GPUs and has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPod {
     pub(crate) namespace: String,
@@ -45,26 +42,13 @@ pub(crate) struct GpuPod {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// The amount charged to a namespace for one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Charge {
-    pub(super) namespace: String,
-    pub(super) model: String,
-    pub(super) taken: GpuAmount,
-}
-
-// === impl NodeRecord ===
+// === impl NodeEntry ===
 
 impl NodeEntry {
     pub(super) fn read(object: &Node, settings: &SchedulerSettings) -> Self {
-        let label = |key: &String| object.metadata.labels.get(key).cloned();
-        let quota = settings.quota.as_ref();
         Self {
-            spec: parsed_node::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
-            quota_labels: QuotaLabels {
-                model: quota.and_then(|quota| label(&quota.model_label)),
-                pool: quota.and_then(|quota| label(&quota.pool_label)),
-            },
+            spec: parsed_node::parse(object, settings.memory_unit)
+                .map_err(|bad| UnreadableNode(bad.to_string())),
             agent: node_use::address(object),
         }
     }
@@ -80,6 +64,24 @@ impl NodeEntry {
     }
 }
 
+// === impl UnreadableNode ===
+
+impl UnreadableNode {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Returns the labels by which quotas limit a node.
+pub(super) fn quota_labels(object: &Node, settings: &SchedulerSettings) -> QuotaLabels {
+    let label = |key: &String| object.metadata.labels.get(key).cloned();
+    let quota = settings.quota.as_ref();
+    QuotaLabels {
+        model: quota.and_then(|quota| label(&quota.model_label)),
+        pool: quota.and_then(|quota| label(&quota.pool_label)),
+    }
+}
+
 // === impl GpuPod ===
 
 impl GpuPod {
@@ -91,6 +93,13 @@ impl GpuPod {
         annotations.retain(|key, _| is_relevant(key));
         let Metadata { namespace, name, labels, .. } = metadata;
         Self { namespace, name, node, spec, labels, annotations }
+    }
+
+    /// Returns what the pod holds of `node`, which is parsed if it is known and readable.
+    pub(super) fn placed(&self, uid: PodUid, node: NodeName, parsed: Option<&ParsedNode>) -> PlacedPod {
+        let Self { namespace, spec, annotations, .. } = self;
+        let unit = parsed.map_or_else(MemoryUnit::default, |parsed| parsed.unit);
+        PodParts { uid, namespace, node, spec, annotations }.placed(parsed.map(|parsed| &*parsed.node), unit)
     }
 
     pub(crate) fn priority(&self) -> i32 {

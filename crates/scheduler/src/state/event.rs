@@ -10,7 +10,7 @@ use tessera_wire::foreign::objects::{Node, Pod};
 /// A change in the cluster or in the configuration.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "events are handled one at a time and never stored")]
-pub enum ClusterEvent {
+pub enum StateEvent {
     /// A watch event of a node.
     Node(WatchEvent<Node>),
     /// A watch event of a pod.

@@ -1,7 +1,8 @@
-//! Node events: updates the ledger and the entries of nodes.
+//! Node events: updates the view of the cluster and the entries of nodes.
 
 use std::sync::Arc;
 
+use tessera_core::cluster_view::PlacedPod;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::NodePosition;
 use tessera_core::node::{self, NodeState};
@@ -11,6 +12,7 @@ use tessera_core::units::NodeName;
 use tessera_wire::foreign::objects::{Node, PodSpec};
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
+use super::entries::{UnreadableNode, quota_labels};
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
 
 /// The unhealthy GPUs of a node according to gpushare's ConfigMap.
@@ -56,33 +58,43 @@ impl State {
             self.soft_taints.insert(name.clone(), object.spec.soft_taints.clone());
         }
         let entry = self.overlaid(NodeEntry::read(object, &self.settings));
-        self.put_node(name, entry);
+        self.put_node(name, entry, quota_labels(object, &self.settings));
     }
 
-    fn put_node(&mut self, name: NodeName, entry: NodeEntry) {
+    fn put_node(&mut self, name: NodeName, entry: NodeEntry, labels: QuotaLabels) {
+        // Quotas do not limit a node that cannot be parsed, because no pod fits there.
+        let has_same_labels = entry.spec.is_err() || self.quota_labels(&name) == Some(&labels);
         // Most node events are heartbeats that change nothing here.
-        if self.entry(&name) == Some(&entry) {
+        if has_same_labels && self.entry(&name) == Some(&entry) {
             return;
         }
         self.remove_entry(&name);
         match &entry.spec {
             Ok(spec) => {
-                self.ledger.set_node(node::Node::clone(&spec.node));
+                let pods = self.placed_on(&name, spec);
+                self.view.set_node(node::Node::clone(&spec.node), labels, pods);
                 // The memory unit or the dialects may have changed while the GPUs are the same.
-                self.ledger.mark_changed(&name);
-                self.readable.resize(self.ledger.positions(), None);
+                self.view.mark_changed(&name);
+                self.readable.resize(self.ledger().positions(), None);
             }
-            Err(_) => {
-                self.ledger.remove_node(&name);
-            }
+            Err(_) => self.view.remove_node(&name),
         }
-        match self.ledger.position(&name.0).and_then(|position| self.readable.get_mut(position.index())) {
-            Some(place) => *place = Some(entry.sharing(&self.ledger)),
+        let entry = entry.sharing(self.ledger());
+        let position = self.ledger().position(&name.0);
+        match position.and_then(|position| self.readable.get_mut(position.index())) {
+            Some(place) => *place = Some(entry),
             None => {
-                self.unreadable.insert(name.clone(), entry);
+                self.unreadable.insert(name, entry);
             }
         }
-        self.reread_pods(&name);
+    }
+
+    /// Reads the GPU pods of a node again, because its GPUs or its memory unit have changed.
+    fn placed_on(&self, name: &NodeName, spec: &ParsedNode) -> Vec<PlacedPod> {
+        let pods =
+            self.ledger().grants_on(name).filter_map(|grant| Some((&grant.pod, self.pod(&grant.pod)?)));
+        let placed = pods.filter(|(_, pod)| pod.node.as_ref() == Some(name));
+        placed.map(|(uid, pod)| pod.placed(uid.clone(), name.clone(), Some(spec))).collect()
     }
 
     fn remove_node(&mut self, name: &NodeName) {
@@ -90,11 +102,9 @@ impl State {
         if let Some(overlay) = self.unhealthy.get_mut(name) {
             overlay.reported = None;
         }
-        self.ledger.remove_node(name);
+        self.view.remove_node(name);
         self.soft_taints.remove(name);
         self.unlisted_nodes.remove(name);
-        // The pods stay known: they may be deleted later, or the node may come back.
-        self.reread_pods(name);
     }
 
     /// Marks the GPUs that the gpushare ConfigMap lists as unhealthy.
@@ -134,13 +144,14 @@ impl State {
             spec.node = reported;
         }
         let entry = self.overlaid(entry);
-        self.put_node(name, entry);
+        let labels = self.quota_labels(&name).cloned().unwrap_or_default();
+        self.put_node(name, entry, labels);
     }
 
     /// Removes the entry. The ledger must still hold the node at its position.
     fn remove_entry(&mut self, name: &NodeName) {
         self.unreadable.remove(name);
-        let position = self.ledger.position(&name.0);
+        let position = self.ledger().position(&name.0);
         if let Some(place) = position.and_then(|position| self.readable.get_mut(position.index())) {
             *place = None;
         }
@@ -148,18 +159,24 @@ impl State {
 
     /// Returns the entry of a node, and its usage if the node is readable.
     pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeEntry, Option<&NodeState>)> {
-        Some((self.entry(name)?, self.ledger.node(name)))
+        Some((self.entry(name)?, self.ledger().node(name)))
     }
 
     /// Returns the node at this position of the ledger.
     pub(crate) fn readable_at(&self, position: NodePosition) -> Option<ReadableNode<'_>> {
-        let NodeEntry { spec, quota_labels, .. } = self.readable.get(position.index())?.as_ref()?;
-        Some(ReadableNode { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, quota_labels })
+        let spec = self.readable.get(position.index())?.as_ref()?.spec.as_ref().ok()?;
+        let quota_labels = self.view.quota_labels_at(position)?;
+        Some(ReadableNode { spec, state: self.ledger().at(position)?, quota_labels })
     }
 
     /// Returns why the node's object cannot be parsed, or `None` if it can or the node is unknown.
     pub(crate) fn unreadable(&self, name: &str) -> Option<&str> {
-        self.unreadable.get(name)?.spec.as_ref().err().map(String::as_str)
+        self.unreadable.get(name)?.spec.as_ref().err().map(UnreadableNode::text)
+    }
+
+    /// Returns the labels by which quotas limit the node, if it is readable.
+    pub(crate) fn quota_labels(&self, name: &NodeName) -> Option<&QuotaLabels> {
+        self.view.quota_labels(name)
     }
 
     /// Returns the number of the node's PreferNoSchedule taints that the pod does not tolerate.
@@ -173,7 +190,7 @@ impl State {
     }
 
     pub(super) fn entry(&self, name: &NodeName) -> Option<&NodeEntry> {
-        match self.ledger.position(&name.0) {
+        match self.ledger().position(&name.0) {
             Some(position) => self.readable.get(position.index())?.as_ref(),
             None => self.unreadable.get(name),
         }
@@ -181,7 +198,7 @@ impl State {
 
     /// Returns all nodes, sorted by name.
     pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeEntry)> {
-        let readable = self.ledger.nodes().filter_map(|state| {
+        let readable = self.ledger().nodes().filter_map(|state| {
             let name = &state.node().name;
             Some((name, self.entry(name)?))
         });

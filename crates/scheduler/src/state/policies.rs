@@ -45,14 +45,14 @@ impl State {
     /// [`State::adopt_forecast`]. The long computation in between does not need the state.
     #[must_use]
     pub fn free_capacity_if_due(&self) -> Option<FreeCapacity> {
-        let capacity: FreeCapacity = self.ledger.nodes().collect();
+        let capacity: FreeCapacity = self.ledger().nodes().collect();
         let due = !capacity.is_empty() && self.learner.is_due(capacity.summary());
         due.then_some(capacity)
     }
 
     /// Returns the workload for a new forecast. Pods that arrive from now on count for the next one.
     pub fn begin_forecast(&mut self, capacity: &FreeCapacity) -> Workload {
-        let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
+        let with_gpus = self.ledger().nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
         let assumed = Workload::guess(with_gpus);
         self.learner.assume(assumed);
         self.learner.begin_forecast(capacity.summary())

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::disruption::{EvictedPod, violations};
+use tessera_core::ledger::NodeGrant;
 use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
@@ -58,18 +59,21 @@ impl State {
         let quota_excess = self.admission(&node, pod, &request).quota_excess()?;
         let running: Vec<RunningPod<'_>> = self
             .ledger()
-            .grants_on(name)
-            .map(|grant| {
-                let holder = self.pod(&grant.pod);
+            .counted_on(name)
+            .map(|counted| {
+                let holder = match counted {
+                    NodeGrant::Held(grant) => self.pod(&grant.pod),
+                    NodeGrant::InDoubt(_) => None,
+                };
                 // Pods without GPUs are never victims, so they get the highest priority.
                 let priority = holder.map_or(i32::MAX, GpuPod::priority);
                 let is_same_namespace = holder.is_some_and(|holder| holder.namespace == pod.namespace);
                 let quota_released = if is_same_namespace {
-                    GpuAmount::of_grants(&grant.containers, &node.spec.node)
+                    GpuAmount::of_grants(&counted.grant().containers, &node.spec.node)
                 } else {
                     GpuAmount::default()
                 };
-                RunningPod { grant, priority, quota_released }
+                RunningPod { grant: counted, priority, quota_released }
             })
             .collect();
         let preemptor = Preemptor { request: &request, priority, policy: &pod.policy, quota_excess };

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tessera_scheduler::dashboard::decisions::{Decision, DecisionOutcome};
-use tessera_scheduler::dashboard::view::{Filter, cluster, explanation, node as one, nodes, pods, quota};
-use tessera_scheduler::state::{ClusterEvent, State};
+use tessera_scheduler::dashboard::view::{ListQuery, cluster, explanation, node as one, nodes, pods, quota};
+use tessera_scheduler::state::{State, StateEvent};
 
 use crate::fixtures::*;
-use crate::verbs::bind;
 
 fn json_of(view: impl Serialize) -> Value {
     serde_json::to_value(view).unwrap()
@@ -33,7 +32,7 @@ fn some() -> State {
     state
 }
 
-fn filter(text: &str) -> Filter {
+fn filter(text: &str) -> ListQuery {
     let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
     let fields: serde_json::Map<String, Value> = pairs
         .map(|(key, value)| {
@@ -272,7 +271,7 @@ fn explanation_leaves_cpu_to_kube_scheduler() {
 fn quota_view_shows_limits_and_usage() {
     let mut state = some();
     let limits = r#"{"team":{"quota":{"T4":2},"pool":["public"],"memoryMiB":40000},"other":{"percent":100}}"#;
-    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let held = json!({"compute": 190, "memoryMiB": 14_592 + GPU_MIB});
     assert_eq!(
         json_of(quota::quota(&state)),
@@ -282,7 +281,7 @@ fn quota_view_shows_limits_and_usage() {
         ])
     );
     let limits = r#"{"broken":{"percent":"all"}}"#;
-    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let view = json_of(quota::quota(&state));
     assert_eq!(view[0]["namespace"], "broken");
     let problem = "the limits of namespace broken in the ConfigMap cannot be read: ";

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use tessera_scheduler::metrics::Metrics;
 
-use tessera_scheduler::state::ClusterEvent;
+use tessera_scheduler::state::StateEvent;
 
-use crate::fixtures::{node, state, whole};
-use crate::verbs::bind;
+use crate::fixtures::{bind, node, state, whole};
 
 #[test]
 fn documentation_and_scheduler_name_the_same_metrics() {
@@ -17,7 +16,7 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("p", 1), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let metrics = Metrics::default();
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);

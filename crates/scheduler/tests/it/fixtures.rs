@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
-use tessera_scheduler::state::{ClusterEvent, SchedulerSettings, State, Timestamp, WatchEvent};
+use tessera_core::units::PodUid;
+use tessera_scheduler::state::{
+    BindOrder, BindOutcome, BindStep, SchedulerSettings, State, StateEvent, Timestamp, WatchEvent,
+};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, FilterResult};
@@ -76,11 +79,11 @@ pub(crate) fn state(nodes: &[Value]) -> State {
 }
 
 pub(crate) fn set_node(state: &mut State, node: &Value) {
-    state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node.clone()).unwrap())));
+    state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node.clone()).unwrap())));
 }
 
 pub(crate) fn set_pod(state: &mut State, pod: &Value) {
-    state.handle(ClusterEvent::Pod(WatchEvent::Set(parse(pod))));
+    state.handle(StateEvent::Pod(WatchEvent::Set(parse(pod))));
 }
 
 pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult {
@@ -113,6 +116,22 @@ pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
         pod_uid: pod.metadata.uid,
         node: node.to_owned(),
     }
+}
+
+/// Binds a pod as the server does, with an API server that accepts every binding.
+pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
+    set_pod(state, pod);
+    let BindStep::Send(BindOrder { annotations, .. }) =
+        state.begin_bind(&bind_args(pod, node), at(0)).unwrap()
+    else {
+        panic!("nothing to send");
+    };
+    state.end_bind(&PodUid(parse(pod).metadata.uid), BindOutcome::Bound, at(0));
+    let mut bound = pod.clone();
+    bound["spec"]["nodeName"] = node.into();
+    bound["metadata"]["annotations"] = json!(annotations);
+    set_pod(state, &bound);
+    bound
 }
 
 /// Makes a forecast if one is due. The state has not adopted it yet.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_scheduler::metrics::Metrics;
-use tessera_scheduler::state::{BindOutcome, ClusterEvent, State, WatchEvent};
+use tessera_scheduler::state::{BindOutcome, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::preempt::preempt;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
@@ -201,7 +201,7 @@ proptest! {
         let due = due_forecast(&mut state);
         due.into_iter().for_each(|forecast| state.adopt_forecast(forecast));
         for pod in &pods {
-            state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(pod))));
+            state.handle(StateEvent::Pod(WatchEvent::Gone(parse(pod))));
         }
         let held = state.ledger().node(&"good".into()).unwrap().idle().len();
         prop_assert_eq!(held, 1, "what was granted before is still granted");

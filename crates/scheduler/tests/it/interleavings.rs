@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
+use tessera_core::ledger::NodeGrant;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_scheduler::state::{
-    BindOrder, BindOutcome, BindStep, ClusterEvent, ListGeneration, State, WatchEvent,
+    BindOrder, BindOutcome, BindStep, ListGeneration, State, StateEvent, WatchEvent,
 };
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 
@@ -88,7 +89,7 @@ struct World {
     /// The pods as the API server stores them, by UID.
     pods: BTreeMap<String, Value>,
     /// Events that the watch has not delivered yet.
-    pending: VecDeque<ClusterEvent>,
+    pending: VecDeque<StateEvent>,
     /// Bindings in flight: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     /// Answers to reads of pods that are in flight.
@@ -129,17 +130,17 @@ impl World {
     }
 
     fn tell(&mut self, pod: Value) {
-        self.pending.push_back(ClusterEvent::Pod(WatchEvent::Set(parse(&pod))));
+        self.pending.push_back(StateEvent::Pod(WatchEvent::Set(parse(&pod))));
         self.pods.insert(pod["metadata"]["uid"].as_str().unwrap().to_owned(), pod);
     }
 
-    fn list(&self) -> impl Iterator<Item = ClusterEvent> + use<> {
-        let pods: Vec<ClusterEvent> =
-            self.pods.values().map(|pod| ClusterEvent::Pod(WatchEvent::Set(parse(pod)))).collect();
-        [ClusterEvent::Pod(WatchEvent::Listing)]
+    fn list(&self) -> impl Iterator<Item = StateEvent> + use<> {
+        let pods: Vec<StateEvent> =
+            self.pods.values().map(|pod| StateEvent::Pod(WatchEvent::Set(parse(pod)))).collect();
+        [StateEvent::Pod(WatchEvent::Listing)]
             .into_iter()
             .chain(pods)
-            .chain([ClusterEvent::Pod(WatchEvent::Listed)])
+            .chain([StateEvent::Pod(WatchEvent::Listed)])
     }
 
     /// Resolves uncertain bindings by reading their pods from the API server.
@@ -206,7 +207,7 @@ impl World {
             Step::Delete(number) => {
                 let Some(pod) = self.nth(number) else { return };
                 self.pods.remove(pod["metadata"]["uid"].as_str().unwrap());
-                self.pending.push_back(ClusterEvent::Pod(WatchEvent::Gone(parse(&pod))));
+                self.pending.push_back(StateEvent::Pod(WatchEvent::Gone(parse(&pod))));
             }
             // No binding is in flight for longer than the timeout of the API server.
             Step::Pass(seconds) => {
@@ -315,9 +316,11 @@ impl World {
     }
 }
 
-fn book(state: &State) -> Vec<PodGrant> {
+/// Returns every grant that counts on a node, and whether it is a booking in doubt.
+fn book(state: &State) -> Vec<(bool, PodGrant)> {
+    let entry = |counted: NodeGrant<'_>| (matches!(counted, NodeGrant::InDoubt(_)), counted.grant().clone());
     let nodes = NODES.map(NodeName::from);
-    nodes.iter().flat_map(|node| state.ledger().grants_on(node).cloned().collect::<Vec<_>>()).collect()
+    nodes.iter().flat_map(|node| state.ledger().counted_on(node).map(entry).collect::<Vec<_>>()).collect()
 }
 
 proptest! {

@@ -3,12 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+mod bind;
+mod cluster_events;
 mod dashboard;
 mod documentation;
+mod explain;
+mod filter;
 mod fixtures;
 mod hostile;
 mod interleavings;
 mod pages;
+mod preempt;
+mod quota;
 mod server;
 mod tls;
-mod verbs;

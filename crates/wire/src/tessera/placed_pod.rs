@@ -1,12 +1,14 @@
 //! A pod on a node as the core's view of the cluster takes it.
 
+use std::collections::BTreeMap;
+
 use tessera_core::cluster_view::{PlacedPod, PodGpus};
 use tessera_core::node::Node;
 use tessera_core::units::{NodeName, PodUid};
 
 use super::grant;
 use crate::foreign::dialect::MemoryUnit;
-use crate::foreign::objects::Pod;
+use crate::foreign::objects::{Metadata, Pod, PodSpec};
 
 /// Returns whether all containers of a pod have ended. Such a pod holds nothing, though its object
 /// may stay for days.
@@ -24,22 +26,42 @@ pub fn placed_pod(pod: &Pod, node: Option<&Node>, unit: MemoryUnit) -> Option<Pl
     if has_ended(pod) || pod.spec.node_name.is_empty() {
         return None;
     }
-    let (cpu, memory) = pod.spec.host_needs();
-    let gpus = if pod.spec.asks_for_gpus() {
-        let granted = node.and_then(|node| grant::complete(&pod.spec, &pod.metadata.annotations, node, unit));
-        let unknown = || PodGpus::Unknown(pod.spec.request(unit).unwrap_or_default());
-        granted.map_or_else(unknown, PodGpus::Granted)
-    } else {
-        PodGpus::NotRequested
-    };
-    Some(PlacedPod {
-        uid: PodUid(pod.metadata.uid.clone()),
-        namespace: pod.metadata.namespace.clone(),
-        node: NodeName(pod.spec.node_name.clone()),
-        cpu,
-        memory,
-        gpus,
-    })
+    let Metadata { uid, namespace, annotations, .. } = &pod.metadata;
+    let (uid, on) = (PodUid(uid.clone()), NodeName(pod.spec.node_name.clone()));
+    Some(PodParts { uid, namespace, node: on, spec: &pod.spec, annotations }.placed(node, unit))
+}
+
+/// The parts of a pod object that say what the pod holds of its node, for callers that keep no whole
+/// objects.
+#[derive(Clone, Debug)]
+pub struct PodParts<'a> {
+    /// The UID of the pod.
+    pub uid: PodUid,
+    /// The namespace of the pod.
+    pub namespace: &'a str,
+    /// The node of the pod.
+    pub node: NodeName,
+    /// The containers of the pod.
+    pub spec: &'a PodSpec,
+    /// The annotations of the pod; those with its grant suffice.
+    pub annotations: &'a BTreeMap<String, String>,
+}
+
+impl PodParts<'_> {
+    /// Returns what the pod holds of its node, with the arguments of [`placed_pod`].
+    #[must_use]
+    pub fn placed(self, node: Option<&Node>, unit: MemoryUnit) -> PlacedPod {
+        let Self { uid, namespace, node: on, spec, annotations } = self;
+        let (cpu, memory) = spec.host_needs();
+        let gpus = if spec.asks_for_gpus() {
+            let granted = node.and_then(|node| grant::complete(spec, annotations, node, unit));
+            let unknown = || PodGpus::Unknown(spec.request(unit).unwrap_or_default());
+            granted.map_or_else(unknown, PodGpus::Granted)
+        } else {
+            PodGpus::NotRequested
+        };
+        PlacedPod { uid, namespace: namespace.to_owned(), node: on, cpu, memory, gpus }
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::state::{State, StateAccess};
 /// Sums over the cluster.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cluster {
+pub struct ClusterOverview {
     /// Placement policy of pods that name none.
     pub policy: String,
     /// Number of nodes with GPUs.
@@ -92,7 +92,7 @@ pub struct MapGroup {
 
 /// Returns the sums over the cluster.
 #[must_use]
-pub fn cluster(access: &impl StateAccess) -> Cluster {
+pub fn cluster(access: &impl StateAccess) -> ClusterOverview {
     let mut models: Vec<Model> = Vec::new();
     let (mut nodes, mut unreadable_nodes, mut gpus) = (0, 0, GpuTotals::default());
     access.for_each_node(|state, name| match lookup::node(state, name) {
@@ -111,7 +111,7 @@ pub fn cluster(access: &impl StateAccess) -> Cluster {
         useless: sum.useless + model.fragmentation.useless,
     });
     let (policy, namespaces) = access.with_state(|state| (state.policy(None).to_string(), namespaces(state)));
-    Cluster {
+    ClusterOverview {
         policy,
         nodes,
         unreadable_nodes,

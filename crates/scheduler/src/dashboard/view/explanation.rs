@@ -15,7 +15,7 @@ use crate::verb::explain::NodeExplanation;
 /// The answers of all nodes for one pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Explanation {
+pub struct ExplanationSummary {
     /// Placement policy of the pod.
     pub policy: String,
     /// Number of nodes that were checked.
@@ -25,7 +25,7 @@ pub struct Explanation {
     /// The best fitting nodes, best first.
     pub best: Vec<NodeExplanation>,
     /// Rejection reasons of the other nodes, most common first.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<RejectionGroup>,
     /// Error in the pod itself. The pod fits nowhere until the error is corrected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -34,7 +34,7 @@ pub struct Explanation {
 /// Nodes that reject the pod for the same reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+pub struct RejectionGroup {
     /// The reason, with the same text as in the scheduler's event.
     pub reason: String,
     /// True if evictions could make room.
@@ -63,14 +63,16 @@ pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
 }
 
 /// Checks a pod against every node.
-pub fn explain(access: &impl StateAccess, pod: &Pod) -> Explanation {
-    let ask = match access.with_state(|state| ParsedPod::of(state, pod)) {
-        Ok(ask) => ask,
-        Err(bad) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
+pub fn explain(access: &impl StateAccess, pod: &Pod) -> ExplanationSummary {
+    let parsed = match access.with_state(|state| ParsedPod::of(state, pod)) {
+        Ok(parsed) => parsed,
+        Err(bad) => {
+            return ExplanationSummary { problem: Some(bad.to_string()), ..ExplanationSummary::default() };
+        }
     };
     let mut sum = Sum::default();
-    access.for_each_node(|state, name| sum.add(state.explain_on(name, &ask)));
-    sum.explanation(ask.policy.to_string())
+    access.for_each_node(|state, name| sum.add(state.explain_on(name, &parsed)));
+    sum.explanation(parsed.policy.to_string())
 }
 
 #[derive(Default)]
@@ -79,7 +81,7 @@ struct Sum {
     fitting: usize,
     /// Fitting nodes by descending score, then by name.
     best: Vec<NodeExplanation>,
-    refusals: BTreeMap<String, Refusal>,
+    refusals: BTreeMap<String, RejectionGroup>,
 }
 
 impl Sum {
@@ -96,7 +98,7 @@ impl Sum {
             return;
         }
         let reason = view.reason.clone().unwrap_or_default();
-        let group = self.refusals.entry(reason).or_insert_with_key(|reason| Refusal {
+        let group = self.refusals.entry(reason).or_insert_with_key(|reason| RejectionGroup {
             reason: reason.clone(),
             may_resolve: view.may_resolve.unwrap_or(false),
             nodes: 0,
@@ -108,10 +110,10 @@ impl Sum {
         }
     }
 
-    fn explanation(self, policy: String) -> Explanation {
+    fn explanation(self, policy: String) -> ExplanationSummary {
         let Self { nodes, fitting, best, refusals } = self;
-        let mut refusals: Vec<Refusal> = refusals.into_values().collect();
+        let mut refusals: Vec<RejectionGroup> = refusals.into_values().collect();
         refusals.sort_by_key(|refusal| Reverse(refusal.nodes));
-        Explanation { policy, nodes, fitting, best, refusals, problem: None }
+        ExplanationSummary { policy, nodes, fitting, best, refusals, problem: None }
     }
 }

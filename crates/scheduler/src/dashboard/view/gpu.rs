@@ -38,9 +38,9 @@ pub struct GpuTile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSlice {
-    /// Namespace of the pod; empty for a booking whose pod is gone.
+    /// Namespace of the pod; empty for a booking in doubt.
     pub namespace: String,
-    /// Name of the pod, or its UID if the name is unknown.
+    /// Name of the pod, or for a booking in doubt the UID of its pod and `/in-doubt`.
     pub pod: String,
     /// Compute in percent.
     pub compute: u32,
@@ -129,8 +129,10 @@ pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<GpuTile> {
                 continue;
             };
             let (compute, memory_mib) = amounts(gpu, usage);
-            let namespace = holder.pod.map_or_else(String::new, |pod| pod.namespace.clone());
-            let pod = holder.pod.map_or_else(|| holder.uid.to_string(), |pod| pod.name.clone());
+            let (namespace, pod) = match holder.pod {
+                Some(pod) => (pod.namespace.clone(), pod.name.clone()),
+                None => (String::new(), format!("{}/in-doubt", holder.grant.pod)),
+            };
             tile.pods.push(PodSlice { namespace, pod, compute, memory_mib });
         }
     }

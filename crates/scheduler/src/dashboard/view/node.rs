@@ -83,7 +83,7 @@ pub struct Host {
 pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
     let known = lookup::node(state, &NodeName(name.to_owned()))?;
     let summary = summary(state, name, known);
-    let NodeLookup::Gpus(GpuNode { spec, state, place, agent }) = known else {
+    let NodeLookup::Gpus(GpuNode { spec, state, pool, agent }) = known else {
         return Some(NodeDetail {
             summary,
             identities: Vec::new(),
@@ -118,7 +118,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
             memory_left_mib: state.memory_left().0,
         }),
         memory_unit: Some(spec.unit.to_string()),
-        pool: place.pool.clone(),
+        pool: pool.map(str::to_owned),
         has_agent: agent.is_some(),
     })
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::cluster::bucket;
 use super::gpu::{GpuTile, GpuTotals, tiles};
-use super::{Filter, Page, contains};
+use super::{ListQuery, Page, contains};
 use crate::state::{State, StateAccess};
 
 /// A node in the list of nodes.
@@ -28,21 +28,21 @@ pub struct NodeSummary {
     pub problem: Option<String>,
 }
 
-/// Returns the nodes that match the filter, sorted by name. Nodes without GPUs are left out.
+/// Returns the nodes that match the query, sorted by name. Nodes without GPUs are left out.
 #[must_use]
-pub fn nodes(access: &impl StateAccess, filter: &Filter) -> Page<NodeSummary> {
+pub fn nodes(access: &impl StateAccess, query: &ListQuery) -> Page<NodeSummary> {
     let mut shown = Vec::new();
     access.for_each_node(|state, name| {
         let passes = match lookup::node(state, name) {
-            Some(NodeLookup::Gpus(node)) => passes(state, node, filter),
-            Some(NodeLookup::Unreadable(_)) => passes_unread(&name.0, filter),
+            Some(NodeLookup::Gpus(node)) => passes(state, node, query),
+            Some(NodeLookup::Unreadable(_)) => passes_unread(&name.0, query),
             Some(NodeLookup::NoGpus) | None => false,
         };
         if passes {
             shown.push(name.clone());
         }
     });
-    let (total, range) = (shown.len(), filter.range(shown.len()));
+    let (total, range) = (shown.len(), query.range(shown.len()));
     let items = access.with_state(|state| {
         let page = shown.drain(range.clone());
         page.filter_map(|name| Some(summary(state, &name.0, lookup::node(state, &name)?))).collect()
@@ -72,28 +72,27 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
     }
 }
 
-/// Returns whether a node that cannot be parsed matches the filter. Only its name and the state
+/// Returns whether a node that cannot be parsed matches the query. Only its name and the state
 /// `trouble` can match.
-fn passes_unread(name: &str, filter: &Filter) -> bool {
-    let others = [&filter.namespace, &filter.model, &filter.dialect];
+fn passes_unread(name: &str, query: &ListQuery) -> bool {
+    let others = [&query.namespace, &query.model, &query.dialect];
     others.iter().all(|part| part.is_empty())
-        && filter.fullness.is_none()
-        && (filter.state.is_empty() || filter.state == "trouble")
-        && filter.mentions(name)
+        && query.fullness.is_none()
+        && (query.state.is_empty() || query.state == "trouble")
+        && query.mentions(name)
 }
 
-fn passes(state: &State, node: GpuNode<'_>, filter: &Filter) -> bool {
+fn passes(state: &State, node: GpuNode<'_>, query: &ListQuery) -> bool {
     let GpuNode { spec, state: node_state, .. } = node;
-    let of_model = |gpu: &&tessera_core::gpu::Gpu| filter.model.is_empty() || *gpu.model.0 == *filter.model;
+    let of_model = |gpu: &&tessera_core::gpu::Gpu| query.model.is_empty() || *gpu.model.0 == *query.model;
     let gpus = || spec.node.gpus().iter().filter(of_model);
-    if gpus().next().is_none() || filter.fullness.is_some_and(|grade| bucket(node_state, gpus()) != grade) {
+    if gpus().next().is_none() || query.fullness.is_some_and(|grade| bucket(node_state, gpus()) != grade) {
         return false;
     }
-    if !filter.dialect.is_empty() && !lookup::dialect_names(spec.dialects).contains(&filter.dialect.as_str())
-    {
+    if !query.dialect.is_empty() && !lookup::dialect_names(spec.dialects).contains(&query.dialect.as_str()) {
         return false;
     }
-    if filter.state == "trouble" {
+    if query.state == "trouble" {
         let sums = GpuTotals::of(node_state);
         if sums.unhealthy + sums.overbooked == 0 {
             return false;
@@ -101,12 +100,12 @@ fn passes(state: &State, node: GpuNode<'_>, filter: &Filter) -> bool {
     }
     let name = &spec.node.name;
     let pods = || lookup::holders(state, name).filter_map(|holder| holder.pod);
-    if !filter.namespace.is_empty() && !pods().any(|pod| pod.namespace == filter.namespace) {
+    if !query.namespace.is_empty() && !pods().any(|pod| pod.namespace == query.namespace) {
         return false;
     }
     let kind = spec.node.instance_type.as_deref().unwrap_or_default();
-    filter.mentions(&name.0)
-        || contains(kind, &filter.q)
-        || gpus().any(|gpu| contains(&gpu.model.0, &filter.q) || contains(&gpu.uuid.0, &filter.q))
-        || pods().any(|pod| contains(&pod.name, &filter.q))
+    query.mentions(&name.0)
+        || contains(kind, &query.q)
+        || gpus().any(|gpu| contains(&gpu.model.0, &query.q) || contains(&gpu.uuid.0, &query.q))
+        || pods().any(|pod| contains(&pod.name, &query.q))
 }

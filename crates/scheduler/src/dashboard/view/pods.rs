@@ -8,10 +8,11 @@ use serde::Serialize;
 use tessera_core::grant::Hold;
 use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
+use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
-use super::{Filter, Page, contains};
+use super::{ListQuery, Page, contains};
 use crate::state::{GpuPod, State, StateAccess};
 
 /// A pod in the list of pods.
@@ -32,7 +33,7 @@ pub struct PodRow {
     /// Priority of the pod. A higher value is scheduled first.
     pub priority: i32,
     /// GPU requests of the containers.
-    pub asks: Vec<Ask>,
+    pub asks: Vec<RequestView>,
     /// Error in the GPU requests, which keeps the pod from being scheduled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -45,7 +46,7 @@ pub struct PodRow {
 /// GPU request of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Ask {
+pub struct RequestView {
     /// Name of the container.
     pub container: String,
     /// Role of the container: `main`, `init` or `sidecar`.
@@ -97,13 +98,13 @@ pub struct GrantView {
     pub memory_mib: u64,
 }
 
-/// Returns the pods that match the filter: waiting pods first, then by namespace and name.
+/// Returns the pods that match the query: waiting pods first, then by namespace and name.
 #[must_use]
-pub fn pods(access: &impl StateAccess, filter: &Filter) -> Page<PodRow> {
+pub fn pods(access: &impl StateAccess, query: &ListQuery) -> Page<PodRow> {
     access.with_state(|state| {
         let mut shown: Vec<(&PodUid, &GpuPod)> =
-            state.gpu_pods().filter(|(_, pod)| passes(state, pod, filter)).collect();
-        let (total, range) = (shown.len(), filter.range(shown.len()));
+            state.gpu_pods().filter(|(_, pod)| passes(state, pod, query)).collect();
+        let (total, range) = (shown.len(), query.range(shown.len()));
         let offset = range.start;
         let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(a).cmp(&order(b)));
         Page { total, offset, items: part.iter().map(|(uid, pod)| row(state, uid, pod)).collect() }
@@ -129,22 +130,22 @@ fn part_in_order<T>(all: &mut [T], range: Range<usize>, compare: impl Fn(&T, &T)
     part
 }
 
-fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
-    let in_state = match filter.state.as_str() {
+fn passes(state: &State, pod: &GpuPod, query: &ListQuery) -> bool {
+    let in_state = match query.state.as_str() {
         "waiting" => pod.node.is_none(),
         "placed" => pod.node.is_some(),
         _ => true,
     };
     let on = |text: &str| pod.node.as_ref().is_some_and(|node| contains(&node.0, text));
     let model = || match pod.node.as_ref().and_then(|name| lookup::node(state, name)) {
-        Some(NodeLookup::Gpus(node)) => node.spec.node.gpus().iter().any(|gpu| *gpu.model.0 == *filter.model),
+        Some(NodeLookup::Gpus(node)) => node.spec.node.gpus().iter().any(|gpu| *gpu.model.0 == *query.model),
         _ => false,
     };
     in_state
-        && (filter.namespace.is_empty() || pod.namespace == filter.namespace)
-        && (filter.dialect.is_empty() || lookup::asks_in(pod, &filter.dialect))
-        && (filter.mentions(&pod.name) || on(&filter.q))
-        && (filter.model.is_empty() || model())
+        && (query.namespace.is_empty() || pod.namespace == query.namespace)
+        && (query.dialect.is_empty() || lookup::asks_in(pod, &query.dialect))
+        && (query.mentions(&pod.name) || on(&query.q))
+        && (query.model.is_empty() || model())
 }
 
 /// Returns the details of a pod, or `None` if the pod is unknown or has ended.
@@ -159,9 +160,9 @@ pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
 }
 
 fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
-    let (asks, problem) = match asks(state, pod) {
+    let (asks, problem) = match requests(state, pod) {
         Ok(asks) => (asks, None),
-        Err(problem) => (Vec::new(), Some(problem)),
+        Err(bad) => (Vec::new(), Some(bad.to_string())),
     };
     let booked = state.ledger().grant(uid).map(|grant| &grant.node);
     PodRow {
@@ -195,10 +196,10 @@ pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
     }
 }
 
-fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
+fn requests(state: &State, pod: &GpuPod) -> Result<Vec<RequestView>, BadPod> {
     let unit = lookup::unit_of(state, pod.node.as_ref());
-    let claims = pod.spec.claims(unit).map_err(|error| error.to_string())?;
-    let ask = |claim: tessera_wire::foreign::pod_spec::Claim| {
+    let claims = pod.spec.claims(unit)?;
+    let view = |claim: Claim| {
         let (gpus, compute, memory) = match claim.request {
             Request::Whole(gpus) => (Some(gpus), None, None),
             Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),
@@ -210,9 +211,9 @@ fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
             ContainerRole::Sidecar => "sidecar",
         };
         let (container, dialect) = (claim.container, lookup::dialect_name(claim.dialect));
-        Ask { container, role, dialect, gpus, compute, memory_mib: memory }
+        RequestView { container, role, dialect, gpus, compute, memory_mib: memory }
     };
-    Ok(claims.into_iter().map(ask).collect())
+    Ok(claims.into_iter().map(view).collect())
 }
 
 fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {

@@ -1,0 +1,134 @@
+//! Filter and prioritize: which nodes can take a pod, and which of them are the best.
+
+use serde_json::{Value, json};
+use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
+
+use crate::fixtures::*;
+
+#[test]
+fn every_rejected_node_has_a_reason_and_unresolvable_ones_are_marked() {
+    let mut small = node("small", 1, "GiB");
+    small["status"]["allocatable"]["nvidia.com/gpu"] = "0".into();
+    let mut broken = node("broken", 1, "GiB");
+    broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
+    let state = state(&[node("big", 4, "GiB"), small, broken, json!({"metadata": {"name": "cpu"}})]);
+    let answer = filter(&state, &whole("p", 2), &["big", "small", "broken", "cpu", "nobody"]);
+    assert_eq!(answer.node_names.unwrap(), ["big"]);
+    assert_eq!(answer.failed_nodes.keys().collect::<Vec<_>>(), ["nobody"]);
+    let hopeless = &answer.failed_and_unresolvable_nodes;
+    assert_eq!(hopeless["small"], "node does not offer this kind of GPU resource");
+    assert!(hopeless["broken"].starts_with("node cannot be read: tessera.dev/inventory"));
+    assert_eq!(hopeless["cpu"], "no GPU");
+    let mut bad = whole("p", 1);
+    bad["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "150".into();
+    let refused = filter(&state, &bad, &["big"]).failed_and_unresolvable_nodes;
+    assert!(
+        refused["big"].starts_with("container main: tencent.com/vcuda-core: 150 is more than one GPU"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn memory_requests_are_counted_in_the_unit_of_the_node() {
+    let state = state(&[node("gib", 1, "GiB"), node("mib", 1, "MiB")]);
+    let answer = filter(&state, &pod("p", &[("aliyun.com/gpu-mem", "100")]), &["gib", "mib"]);
+    assert_eq!(answer.node_names.unwrap(), ["mib"]);
+    assert_eq!(answer.failed_and_unresolvable_nodes["gib"], "no GPU has 102400 MiB");
+}
+
+#[test]
+fn prioritize_follows_the_policy_of_the_pod() {
+    let mut state = state(&[node("empty", 2, "GiB"), node("begun", 2, "GiB")]);
+    bind(&mut state, &share("first", 50), "begun");
+    let by_policy = |state: &State, policy: &str| {
+        let mut pod = share("second", 50);
+        pod["metadata"]["annotations"] = json!({"tessera.dev/policy": policy});
+        grades(state, &pod, &["empty", "begun", "nobody"], &VerdictCache::default())
+    };
+    assert_eq!(by_policy(&state, "binpack"), [9, 10, 0]);
+    assert_eq!(by_policy(&state, "spread"), [10, 9, 0]);
+    assert_eq!(by_policy(&state, "nonsense"), [0, 0, 0]);
+    let mut odd = share("odd", 50);
+    odd["metadata"]["annotations"] = json!({"tessera.dev/policy": "nonsense"});
+    let refused = filter(&state, &odd, &["empty"]).failed_and_unresolvable_nodes;
+    assert!(refused["empty"].starts_with("tessera.dev/policy: unknown policy \"nonsense\""), "{refused:?}");
+}
+
+#[test]
+fn only_the_best_nodes_pass_filter_unless_the_pod_has_preferences() {
+    let mut state = State::new(SchedulerSettings::default());
+    for name in ["empty", "begun", "other"] {
+        set_node(&mut state, &node(name, 2, "GiB"));
+    }
+    bind(&mut state, &share("first", 50), "begun");
+    let names = ["empty", "begun", "other", "nobody"];
+    let mut pod = share("second", 50);
+    let answer = filter(&state, &pod, &names);
+    assert_eq!(answer.node_names.unwrap(), ["begun"]);
+    assert_eq!(answer.failed_nodes.len(), 1, "those outranked have not failed");
+    assert_eq!(filter(&state, &pod, &["empty", "other"]).node_names.unwrap(), ["empty", "other"]);
+    pod["spec"]["topologySpreadConstraints"] = json!([{"whenUnsatisfiable": "ScheduleAnyway"}]);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["empty", "begun", "other"]);
+    assert_eq!(grades(&state, &pod, &names, &VerdictCache::default()), [9, 10, 9, 0]);
+}
+
+#[test]
+fn prefer_no_schedule_taints_are_left_to_kube_scheduler() {
+    let mut state = State::new(SchedulerSettings::default());
+    let mut best = node("best", 2, "GiB");
+    best["spec"]["taints"] = json!([{"key": "spot", "effect": "PreferNoSchedule"}]);
+    set_node(&mut state, &best);
+    for name in ["empty", "other"] {
+        set_node(&mut state, &node(name, 2, "GiB"));
+    }
+    bind(&mut state, &share("first", 50), "best");
+    let names = ["empty", "best", "other"];
+    let mut pod = share("second", 50);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names, "the best one is shunned");
+    assert_eq!(
+        grades(&state, &pod, &names, &VerdictCache::default()),
+        [0, 1, 0],
+        "and still graded as the best"
+    );
+    pod["spec"]["tolerations"] = json!([{"key": "spot", "operator": "Exists"}]);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "it does not mind");
+    pod["spec"]["tolerations"] = Value::Null;
+    assert_eq!(filter(&state, &pod, &["best"]).node_names.unwrap(), ["best"], "there is no other");
+    for name in ["empty", "other"] {
+        let mut tainted = node(name, 2, "GiB");
+        tainted["spec"]["taints"] = best["spec"]["taints"].clone();
+        set_node(&mut state, &tainted);
+    }
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "they all are");
+    set_node(&mut state, &node("other", 2, "GiB"));
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names);
+    state
+        .handle(StateEvent::Node(WatchEvent::Gone(serde_json::from_value(node("other", 2, "GiB")).unwrap())));
+    assert_eq!(filter(&state, &pod, &["empty", "best"]).node_names.unwrap(), ["best"]);
+}
+
+#[test]
+fn a_node_that_changes_only_its_dialects_is_checked_again() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let memory = VerdictCache::default();
+    let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
+    assert_eq!(filter_with(&state, &pod, &["n"], &memory).node_names.unwrap(), ["n"]);
+    let mut other = node("n", 1, "GiB");
+    other["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    set_node(&mut state, &other);
+    let refused = filter_with(&state, &pod, &["n"], &memory).failed_and_unresolvable_nodes;
+    assert_eq!(refused["n"], "node does not offer this kind of GPU resource");
+}
+
+#[test]
+fn pods_created_during_a_forecast_make_the_next_forecast_due() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let first = due_forecast(&mut state).unwrap();
+    assert!(due_forecast(&mut state).is_none(), "it is being made already");
+    for number in 0..20 {
+        set_pod(&mut state, &share(&format!("meanwhile-{number}"), 30));
+    }
+    state.adopt_forecast(first);
+    assert!(due_forecast(&mut state).is_some());
+}
