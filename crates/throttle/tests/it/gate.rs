@@ -55,7 +55,7 @@ impl Stage {
             let _ = self.gate.mark_busy(self.gpu.now.get());
         }
         let id = self.driver.id(stream);
-        let launch = self.gate.begin(&self.driver, stream, id, KEY, &self.costs);
+        let launch = self.gate.begin(&self.driver, id, KEY, &self.costs);
         self.driver.launch(stream, length);
         launch.end(&self.driver, true);
     }
@@ -113,7 +113,7 @@ fn a_launch_counts_as_busy_until_it_ends() {
     assert_eq!(stage.enter(STREAM), Ok(Entered::FirstWork));
     assert!(stage.gate.is_busy(), "it is in flight");
     let id = stage.driver.id(STREAM);
-    stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs).end(&stage.driver, false);
+    stage.gate.begin(&stage.driver, id, KEY, &stage.costs).end(&stage.driver, false);
     assert!(!stage.gate.is_busy(), "the driver refused it");
     let _ = stage.gate.set_open(false);
     assert_eq!(stage.enter(STREAM), Err(HeldBack::Closed));
@@ -128,7 +128,7 @@ fn a_full_queue_holds_launches_back_until_it_has_room() {
     let mut launched = 0;
     while stage.enter(STREAM).is_ok() {
         let id = stage.driver.id(STREAM);
-        let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
         stage.driver.launch(STREAM, kernel);
         launch.end(&stage.driver, true);
         launched += 1;
@@ -148,7 +148,7 @@ fn a_full_queue_does_not_hold_a_launch_back_for_ever() {
     (0..8).for_each(|_| {
         if stage.enter(STREAM).is_ok() {
             let id = stage.driver.id(STREAM);
-            let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+            let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
             stage.driver.launch(STREAM, Nanos::from_secs(60));
             launch.end(&stage.driver, true);
         }
@@ -168,7 +168,7 @@ fn streams_do_not_wait_for_each_other() {
     let _ = stage.gate.set_open(true);
     while stage.enter(STREAM).is_ok() {
         let id = stage.driver.id(STREAM);
-        let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
         stage.driver.launch(STREAM, Nanos::from_millis(1));
         launch.end(&stage.driver, true);
     }
