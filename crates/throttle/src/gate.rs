@@ -33,7 +33,7 @@ pub struct LaunchGate<E> {
     launched: AtomicU64,
     /// 1 while launches pass. Blocked threads sleep on this word.
     open: AtomicU32,
-    /// 1 while work runs or is queued.
+    /// 1 from [`LaunchGate::mark_busy`] on, until no work runs or is queued.
     busy: AtomicU32,
     /// False if every stream has room, as of the last change of the queues. Written under their lock.
     may_be_full: AtomicBool,
@@ -195,9 +195,9 @@ impl<E> LaunchGate<E> {
         self.queue_limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Returns the moment since when work runs or is queued.
-    pub(crate) fn busy_since(&self) -> Nanos {
-        self.busy_since.load(Ordering::Acquire)
+    /// Returns the moment since when work runs or is queued, or `None` if no launch has said so yet.
+    pub(crate) fn busy_since(&self) -> Option<Nanos> {
+        (self.busy.load(Ordering::SeqCst) == 1).then(|| self.busy_since.load(Ordering::Acquire))
     }
 
     pub(crate) fn set_busy_since(&self, now: Nanos) {
@@ -216,10 +216,12 @@ impl<E> LaunchGate<E> {
     /// Marks the GPU as idle unless a launch is in flight; returns true if it is idle. The caller has
     /// locked the stream queues, which a launch in flight needs as well.
     pub(crate) fn mark_idle(&self) -> bool {
-        self.busy.store(0, Ordering::SeqCst);
+        let was_busy = self.busy.swap(0, Ordering::SeqCst);
         let is_idle = !self.has_launches_in_flight();
         if !is_idle {
-            self.busy.store(1, Ordering::SeqCst);
+            // A launch in flight that found the gate busy will not mark it again. One that found it idle will,
+            // or has done so meanwhile.
+            self.busy.fetch_or(was_busy, Ordering::SeqCst);
         }
         is_idle
     }

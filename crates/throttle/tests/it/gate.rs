@@ -200,6 +200,55 @@ fn work_that_depends_on_a_blocked_launch_gets_it() {
     assert!(waited <= MAX_HOLD + Nanos::from_millis(1), "{waited:?}");
 }
 
+/// Runs rounds until the gate is idle.
+fn settle(stage: &mut Stage) {
+    while stage.gate.is_busy() {
+        stage.pass(Nanos::from_micros(500));
+        let _ = stage.round();
+    }
+}
+
+#[test]
+fn work_that_begins_when_the_last_work_ends_is_charged() {
+    let mut stage = Stage::new(50);
+    assert!(stage.round());
+    stage.launch(STREAM, Nanos::from_millis(1));
+    settle(&mut stage);
+    // The monitor thread has just seen the end, and wakes up late for the next launch.
+    let before = stage.charged;
+    stage.launch(STREAM, Nanos::from_millis(5));
+    stage.pass(Nanos::from_millis(3));
+    let _ = stage.round();
+    assert_eq!(stage.charged - before, Nanos::from_millis(3));
+}
+
+#[test]
+fn a_pause_is_not_charged_to_the_launch_that_ends_it() {
+    // The monitor thread may look while the launch is on its way and has not said since when it runs.
+    for looks_early in [false, true] {
+        let mut stage = Stage::new(50);
+        assert!(stage.round());
+        stage.launch(STREAM, Nanos::from_millis(1));
+        settle(&mut stage);
+        stage.pass(Nanos::from_millis(10));
+        let (before, begin) = (stage.charged, stage.gpu.now.get());
+        assert_eq!(stage.enter(STREAM), Ok(Entered::FirstWork));
+        if looks_early {
+            let _ = stage.round();
+            assert_eq!(stage.charged, before, "nothing runs yet");
+        }
+        stage.pass(Nanos::from_micros(50));
+        let _ = stage.gate.mark_busy(stage.gpu.now.get());
+        let id = stage.driver.id(STREAM);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
+        stage.driver.launch(STREAM, Nanos::from_millis(2));
+        launch.end(&stage.driver, true);
+        settle(&mut stage);
+        let (charged, passed) = (stage.charged - before, stage.gpu.now.get() - begin);
+        assert!(charged >= Nanos::from_millis(2) && charged <= passed, "{charged:?} in {passed:?}");
+    }
+}
+
 #[test]
 fn a_window_is_returned_when_the_work_has_ended() {
     let mut stage = Stage::new(50);
