@@ -17,9 +17,10 @@ mod kernels;
 mod streams;
 mod transfers;
 
+use std::hint::cold_path;
 use std::sync::atomic::Ordering;
 
-use tessera_limits::{GrantLimits, PerGpu, futex};
+use tessera_limits::{GpuSlot, GrantLimits, PerGpu, futex};
 use tessera_throttle::Nanos;
 use tessera_throttle::captures::Captures;
 use tessera_throttle::costs::CostTable;
@@ -44,14 +45,27 @@ const MAX_CLOSED_WAIT: Nanos = Nanos::from_millis(100);
 type Gate = LaunchGate<CudaEvent>;
 
 /// The limiter of this process.
-#[derive(Default)]
 pub struct Compute {
     gates: PerGpu<Gate>,
     costs: CostTable,
     captures: Captures,
+    /// True if the grant has one GPU: then a launch does not ask the driver which one it is for.
+    has_one_gpu: bool,
 }
 
 impl Compute {
+    /// Creates the limiter of a process with these limits.
+    pub fn new(limits: &GrantLimits) -> Self {
+        let compute = Self {
+            gates: PerGpu::default(),
+            costs: CostTable::default(),
+            captures: Captures::default(),
+            has_one_gpu: limits.gpus.len() == 1,
+        };
+        compute.set_limits(limits);
+        compute
+    }
+
     /// Sets the shares. Without an arbiter, a container is limited to its ceiling. A container
     /// without a share may use the time that other containers leave, so its limit here is the whole
     /// GPU.
@@ -102,66 +116,78 @@ impl Compute {
 pub fn launch(stream: Stream, key: u64, call: impl FnOnce() -> Status) -> Status {
     let launch = enter(stream, key);
     let status = call();
-    if let Some((process, launch)) = launch {
-        leave(process, &launch, status);
+    if let Some(launch) = launch {
+        leave(&launch, status);
     }
     status
 }
 
 /// Waits until the work may be launched. Returns `None` if this launch is not limited.
 #[inline(never)]
-fn enter(stream: Stream, key: u64) -> Option<(&'static Process, Launch<'static, CudaEvent>)> {
+fn enter(stream: Stream, key: u64) -> Option<Launch<'static, CudaEvent>> {
     let process = Process::if_loaded()?;
     let gate = current_gate(process)?;
     let compute = &process.compute;
-    if compute.has_captured() && stream.is_capturing() {
-        return None;
+    if compute.has_captured() {
+        cold_path();
+        if stream.is_capturing() {
+            return None;
+        }
     }
     let id = stream.id();
-    if let Ok(entered) = gate.try_enter(&CudaDriver, id, Some(&compute.costs)) {
-        announce(gate, entered);
-    } else {
-        let waited = wait(gate, id, &compute.costs);
-        process.slot().waited.fetch_add(waited.0, Ordering::Relaxed);
-        process.slot().waits.fetch_add(1, Ordering::Relaxed);
+    match gate.try_enter(&CudaDriver, id, Some(&compute.costs)) {
+        Ok(Entered::Busy) => {}
+        Ok(Entered::FirstWork) => announce(gate),
+        Err(_) => wait(process, gate, id),
     }
-    Some((process, gate.begin(&CudaDriver, stream.name(), id, key, &compute.costs)))
+    Some(gate.begin(&CudaDriver, id, key, &compute.costs))
 }
 
 /// Ends a launch after the driver has returned.
 #[inline(never)]
-fn leave(process: &Process, launch: &Launch<'_, CudaEvent>, status: Status) {
+fn leave(launch: &Launch<'_, CudaEvent>, status: Status) {
     if launch.is_new_work() {
-        process.memory.code.note_loaded();
+        note_loaded();
     }
     launch.end(&CudaDriver, status == SUCCESS);
 }
 
-/// Sleeps until the gate is open and the queue has room. Returns the time spent waiting.
+/// Records that the driver may have loaded code for the launch.
 #[cold]
-fn wait(gate: &Gate, id: StreamId, costs: &CostTable) -> Nanos {
+fn note_loaded() {
+    if let Some(process) = Process::if_loaded() {
+        process.memory.code.note_loaded();
+    }
+}
+
+/// Sleeps until the gate is open and the queue has room, and records the time spent waiting.
+#[cold]
+fn wait(process: &Process, gate: &Gate, id: StreamId) {
     let (mut blocked, must_notify) = gate.block(now());
     if must_notify {
         monitor::notify();
     }
-    loop {
-        match blocked.try_enter(&CudaDriver, id, costs, now()) {
-            Ok(entered) => {
-                announce(gate, entered);
-                return blocked.finish(now());
-            }
+    let entered = loop {
+        match blocked.try_enter(&CudaDriver, id, &process.compute.costs, now()) {
+            Ok(entered) => break entered,
             Err(HeldBack::Closed) => {
                 futex::wait(gate.open_word(), 0, MAX_CLOSED_WAIT.0);
                 blocked.was_closed(now());
             }
             Err(HeldBack::Full(sleep)) => futex::sleep(sleep.0),
         }
+    };
+    if entered == Entered::FirstWork {
+        announce(gate);
     }
+    process.slot().waited.fetch_add(blocked.finish(now()).0, Ordering::Relaxed);
+    process.slot().waits.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Marks the GPU as busy if the launch is the first one after a pause.
-fn announce(gate: &Gate, entered: Entered) {
-    if entered == Entered::FirstWork && gate.mark_busy(now()) {
+/// Marks the GPU as busy: this launch is the first one after a pause.
+#[cold]
+fn announce(gate: &Gate) {
+    if gate.mark_busy(now()) {
         monitor::notify();
     }
 }
@@ -204,9 +230,12 @@ fn mix(key: u64, more: u64) -> u64 {
 
 /// Returns the gate of the calling thread's GPU if launches there are limited.
 fn current_gate(process: &'static Process) -> Option<&'static Gate> {
-    let gpu = match process.gpus.only() {
-        Some(gpu) => gpu,
-        None => process.gpus.current()?.ok()?,
+    let compute = &process.compute;
+    let gpu = if compute.has_one_gpu {
+        GpuSlot::FIRST
+    } else {
+        cold_path();
+        process.gpus.current()?.ok()?
     };
-    Some(&process.compute.gates[gpu]).filter(|gate| gate.is_limited())
+    Some(&compute.gates[gpu]).filter(|gate| gate.is_limited())
 }

@@ -76,11 +76,6 @@ impl GrantedGpus {
         gpu
     }
 
-    /// Returns the slot of the GPU if the grant has only one.
-    pub fn only(&self) -> Option<GpuSlot> {
-        (self.uuids.len() == 1).then_some(GpuSlot::FIRST)
-    }
-
     /// Returns the slot of the calling thread's context, or `None` if the thread has no context.
     pub fn current(&self) -> Option<Result<GpuSlot, Status>> {
         let mut device = 0;

@@ -171,8 +171,6 @@ impl Process {
             context: PerGpu::default(),
         };
         last.set(control.revision(), &limits);
-        let compute = Compute::default();
-        compute.set_limits(&limits);
         Ok(Self {
             control,
             account,
@@ -181,7 +179,7 @@ impl Process {
             own_charge: PerGpu::default(),
             gpus: GrantedGpus::of(&limits),
             memory: Memory::default(),
-            compute,
+            compute: Compute::new(&limits),
             small_allocations: Mutex::default(),
             limits: last,
         })

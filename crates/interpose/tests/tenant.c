@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,7 +198,7 @@ static S give(const char *way, P p) {
     return p_cuMemFree(p);
 }
 
-static struct { size_t us; double end; S status; H context; } together;
+static struct { size_t us, batches; S status; H context; volatile int has_ended; } together;
 
 static S begin(void) {
     H context;
@@ -206,6 +207,12 @@ static S begin(void) {
     if (s == 0) s = p_cuCtxSetCurrent(context);
     together.context = context;
     return s;
+}
+
+/* Does nothing for a while, so that other threads meet this one at different points. No result depends on how long
+ * that is. */
+static void spin(size_t steps) {
+    for (volatile size_t step = 0; step < steps; step++);
 }
 
 static double now(void) {
@@ -241,15 +248,15 @@ static S start(const char *way, size_t us) {
     return p_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
 }
 
-/* The body of a thread that launches kernels into its own stream until `together.end`. */
+/* The body of a thread that launches batches of ten kernels into its own stream until `together.has_ended`. */
 static void *beside(void *count) {
     H stream;
     together.status |= p_cuCtxSetCurrent(together.context) | p_cuStreamCreate(&stream, 1);
-    do {
+    for (size_t batch = 0; batch < together.batches && !together.has_ended; batch++) {
         for (int i = 0; i < 10; i++, ++*(size_t *)count)
             together.status |= p_cuLaunchKernel((H)(together.us * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
         p_cuStreamSynchronize(stream);
-    } while (now() < together.end);
+    }
     return 0;
 }
 
@@ -258,6 +265,9 @@ static void *depend(void *unused) {
     together.status = p_cuCtxSetCurrent(together.context) | p_cuMemcpyAtoA(0, 0, 0, 0, 1);
     return 0;
 }
+
+/* The thread of the commands `depend` and `gpus`. */
+static pthread_t waiting;
 
 int main(int argc, char **argv) {
     char line[256], word[64], way[64];
@@ -315,7 +325,7 @@ int main(int argc, char **argv) {
             /* allocates and frees `rounds` times; answers the number of successes */
             size_t won = 0;
             for (size_t round = 0; round < rounds; round++)
-                if (take(way, mib << 20) == 0) { won++; give(way, held[--holds]); } else usleep(20);
+                if (take(way, mib << 20) == 0) { won++; give(way, held[--holds]); } else sched_yield();
             printf("%zu\n", won);
         } else if (!strcmp(word, "fork")) {
             /* a child that uses the GPU, before or after this process uses it */
@@ -329,16 +339,13 @@ int main(int argc, char **argv) {
             waitpid(child, &status, 0);
             printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
         } else if (!strcmp(word, "run")) {
-            /* at most 1000 kernels of `mib` us for `rounds` ms; answers the count */
-            double end = now() + rounds / 1e3;
-            size_t count = 0;
-            while (now() < end && count < 1000) {
-                for (int i = 0; i < 10; i++, count++)
-                    if (start(way, mib)) count = 1000000;
+            /* `rounds` kernels of `mib` us, in tens; answers the status */
+            S s = 0;
+            for (size_t count = 0; count < rounds && s == 0; count += 10) {
+                for (int i = 0; i < 10; i++) s |= start(way, mib);
                 if (!strcmp(way, "sync")) p_cuCtxSynchronize();
             }
-            p_cuCtxSynchronize();
-            printf("%zu\n", count);
+            printf("%d\n", s | p_cuCtxSynchronize());
         } else if (!strcmp(word, "cost")) {
             /* `mib` batches of `rounds` calls; answers the ns per call of the fastest batch */
             double least = 1e9;
@@ -357,36 +364,34 @@ int main(int argc, char **argv) {
             }
             printf("%.1f\n", least);
         } else if (!strcmp(word, "contexts")) {
-            /* work in the default streams of short-lived contexts and of a lasting one */
-            double end = now() + rounds / 1e3;
-            size_t count = 0;
+            /* work in the default streams of `rounds` short-lived contexts and of a lasting one */
             S s = 0;
-            while (now() < end && s == 0) {
+            for (size_t round = 0; round < rounds && s == 0; round++) {
                 H other;
                 s |= p_cuCtxCreate(&other, 0, device);
-                for (int i = 0; i < 5; i++, count += 2) {
+                for (int i = 0; i < 5; i++) {
                     s |= start("kernel", mib) | p_cuCtxSetCurrent(together.context);
                     s |= start("kernel", mib) | p_cuCtxSetCurrent(other);
                 }
-                if (count % 20) s |= p_cuCtxSynchronize();
+                if (round % 2) s |= p_cuCtxSynchronize();
                 s |= p_cuCtxDestroy(other) | p_cuCtxSetCurrent(together.context);
             }
-            p_cuCtxSynchronize();
-            printf("%zu %d\n", count, s);
+            printf("%d\n", s | p_cuCtxSynchronize());
         } else if (!strcmp(word, "beside")) {
-            /* captures for `rounds` ms while other threads launch; answers the number of invalidated captures */
+            /* `rounds` captures while other threads launch; answers the number of invalidated captures */
             pthread_t threads[3];
             size_t counts[3] = {0}, ruined = 0;
-            together.us = mib, together.end = now() + rounds / 1e3;
+            together.us = mib, together.batches = -1, together.has_ended = 0;
             for (int i = 0; i < 3; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
-            while (now() < together.end) {
+            for (size_t round = 0; round < rounds; round++) {
                 H stream, graph;
                 p_cuStreamCreate(&stream, 1);
                 p_cuStreamBeginCapture(stream, 0);
-                for (int i = 0; i < 10; i++) p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0), usleep(200);
+                for (int i = 0; i < 10; i++) p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0), spin(100000);
                 ruined += p_cuStreamEndCapture(stream, &graph) != 0;
                 p_cuStreamDestroy(stream);
             }
+            together.has_ended = 1;
             for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
             printf("%zu %d\n", ruined, together.status);
         } else if (!strcmp(word, "regraph")) {
@@ -424,42 +429,40 @@ int main(int argc, char **argv) {
             p_cuStreamCreate(&stream, 1);
             for (size_t i = 0; i < mib; i++) {
                 p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
-                usleep(350 + i * 7919 % 300); /* about when the monitor thread polls for the end of the work */
+                spin(i * 7919 % 500 * 1000); /* the monitor thread polls for the end of the work at some point */
                 p_cuStreamBeginCapture(stream, 0);
                 p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
-                usleep(300);
+                spin(200000);
                 ruined += p_cuStreamEndCapture(stream, &graph) != 0;
             }
             printf("%zu\n", ruined);
-        } else if (!strcmp(word, "depend")) {
-            /* the waiting thread has used up the window when this thread launches */
-            pthread_t other;
-            alarm(20);
-            pthread_create(&other, 0, depend, 0);
-            usleep(200000);
+        } else if (!strcmp(word, "depend")) { /* starts a thread that waits for the kernel of `release` */
+            printf("%d\n", pthread_create(&waiting, 0, depend, 0));
+        } else if (!strcmp(word, "release")) {
             S s = start("kernel", 100);
-            pthread_join(other, 0);
+            pthread_join(waiting, 0);
             printf("%d\n", s | together.status);
         } else if (!strcmp(word, "threads")) {
-            /* kernels of `mib` us from `way` threads for `rounds` ms, each thread with its own stream */
+            /* `rounds` batches of ten kernels of `mib` us from each of `way` threads with a stream of its own */
             pthread_t threads[64];
             size_t counts[64] = {0}, all = 0, count = atoi(way);
-            together.us = mib, together.end = now() + rounds / 1e3;
+            together.us = mib, together.batches = rounds, together.has_ended = 0;
             for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
             for (int i = 0; i < count; i++) pthread_join(threads[i], 0), all += counts[i];
             printf("%zu %d\n", all, together.status);
         } else if (!strcmp(word, "gpus")) {
-            /* kernels back to back on one GPU; answers the number of copies on another GPU, with a pause after each */
-            pthread_t other;
-            size_t count = 0, unused = 0;
+            /* a thread with ten kernels on the first GPU; answers when `rounds` copies to the second GPU have ended */
+            static size_t unused;
             S s = begin();
-            together.us = mib, together.end = now() + rounds / 1e3;
-            pthread_create(&other, 0, beside, &unused);
+            together.us = mib, together.batches = 1, together.has_ended = 0;
+            pthread_create(&waiting, 0, beside, &unused);
             H context;
             s |= p_cuDevicePrimaryCtxRetain(&context, 1) | p_cuCtxSetCurrent(context);
-            for (; now() < together.end; count++, usleep(3000)) s |= start("up", 100);
-            pthread_join(other, 0);
-            printf("%zu %d\n", count, s | together.status);
+            for (size_t round = 0; round < rounds; round++) s |= start("up", mib);
+            printf("%d\n", s);
+        } else if (!strcmp(word, "join")) { /* waits for the thread of `gpus` */
+            pthread_join(waiting, 0);
+            printf("%d\n", together.status);
         } else if (!strcmp(word, "abandon")) { /* a capture that ends because its stream is destroyed */
             H stream;
             S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0);
@@ -470,10 +473,8 @@ int main(int argc, char **argv) {
             s |= p_cuStreamBeginCapture(stream, 0);
             for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
             s |= p_cuStreamEndCapture(stream, &graph);
-            double before = now();
             s |= p_cuGraphLaunch(graph, stream);
-            s |= p_cuCtxSynchronize();
-            printf("%d %d\n", s, now() - before >= mib / 1e5);
+            printf("%d\n", s | p_cuCtxSynchronize());
         } else puts("?");
     }
     return 0;

@@ -12,11 +12,15 @@ const UUID: [u8; 16] = *b"simulated-card-0";
 pub const CONTEXT_BYTES: u64 = 500 << 20;
 const MAX_PROCESSES: usize = 2048;
 
-/// The file that stands for a GPU. `crates/interpose/tests` reads the first two numbers.
+/// The file that stands for a GPU. `crates/interpose/tests` reads the first three numbers.
 #[repr(C)]
 pub struct GpuFile {
     /// Highest memory usage so far, in bytes.
     most: AtomicU64,
+    /// Most work that was queued after a launch, in nanoseconds.
+    longest_queue: AtomicU64,
+    /// Total length of all kernels and transfers so far, in nanoseconds.
+    work: AtomicU64,
     /// End of the last queued kernel, in nanoseconds on the monotonic clock.
     busy_until: AtomicU64,
     processes: [Process; MAX_PROCESSES],
@@ -26,8 +30,6 @@ pub struct GpuFile {
 struct Process {
     id: AtomicU32,
     memory: AtomicU64,
-    /// Total length in nanoseconds of the kernels of this process.
-    time: AtomicU64,
 }
 
 /// A GPU and this process's record on it.
@@ -95,7 +97,6 @@ impl GpuProcess {
                 && process.id.compare_exchange(id, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         })?;
         place.memory.store(0, Ordering::SeqCst);
-        place.time.store(0, Ordering::SeqCst);
         Some(Self { gpu, place, overlaps: std::env::var_os("SIMULATED_OVERLAP").is_some() })
     }
 
@@ -131,16 +132,17 @@ impl GpuProcess {
 
     /// Queues a kernel and returns the time of its end.
     pub fn run(&self, nanoseconds: u64, after: u64) -> u64 {
+        self.gpu.work.fetch_add(nanoseconds, Ordering::SeqCst);
         if self.overlaps {
-            self.place.time.fetch_add(nanoseconds, Ordering::SeqCst);
             return now().max(after) + nanoseconds;
         }
         let mut until = self.gpu.busy_until.load(Ordering::SeqCst);
         loop {
-            let end = until.max(now()).max(after) + nanoseconds;
+            let now = now();
+            let end = until.max(now).max(after) + nanoseconds;
             match self.gpu.busy_until.compare_exchange(until, end, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => {
-                    self.place.time.fetch_add(nanoseconds, Ordering::SeqCst);
+                    self.gpu.longest_queue.fetch_max(end - now, Ordering::SeqCst);
                     return end;
                 }
                 Err(changed) => until = changed,

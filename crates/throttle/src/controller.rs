@@ -283,8 +283,7 @@ impl GpuController {
     /// Returns the moment from which new work is charged. A short pause before it is charged with it. Work
     /// whose launch has not said since when it runs is still on its way.
     fn begin_work<E>(&mut self, now: Nanos, gate: &LaunchGate<E>) -> Nanos {
-        let came = gate.busy_since();
-        let began = if came > self.idle_since { came.min(now) } else { now };
+        let began = gate.busy_since().map_or(now, |since| since.min(now));
         (self.progressed, self.flow) = (began, Flow::Sparse);
         if began - self.idle_since < SHORT_PAUSE { self.idle_since } else { began }
     }

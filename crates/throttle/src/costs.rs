@@ -26,13 +26,18 @@ const UNMEASURED_COST: Nanos = Nanos::from_micros(500);
 
 /// Measured costs of all kinds of work of a process.
 #[derive(Debug)]
-pub struct CostTable(Box<[Kind]>);
+pub struct CostTable(Box<[CostEntry]>);
 
-#[derive(Debug, Default)]
-struct Kind {
+/// What is known of one kind of work. Aligned so that an entry is in one cache line.
+#[derive(Debug)]
+#[repr(align(32))]
+struct CostEntry {
+    /// The key of the kind, or 0 in a free place.
     key: AtomicU64,
     cost: AtomicNanos,
     launches: AtomicU32,
+    /// A launch is measured when the count of launches has none of these bits.
+    measurement_mask: AtomicU32,
 }
 
 /// What is known about work that is about to be launched.
@@ -48,69 +53,94 @@ pub struct Expected {
 
 impl Default for CostTable {
     fn default() -> Self {
-        Self(std::iter::repeat_with(Kind::default).take(KINDS).collect())
+        Self(std::iter::repeat_with(CostEntry::free).take(KINDS).collect())
     }
 }
 
 impl CostTable {
     /// Counts a launch of the kind `key` and returns what it is expected to cost.
+    #[inline]
     #[must_use]
     pub fn expect(&self, key: u64) -> Expected {
-        let kind = self.kind(key);
-        let is_new = kind.key.load(Ordering::Relaxed) != key;
+        let first = &self.0[first_place(key)];
+        if first.is(key) { first.expect(false) } else { self.expect_elsewhere(key) }
+    }
+
+    /// Counts a launch of a kind that is not in its first place.
+    #[cold]
+    fn expect_elsewhere(&self, key: u64) -> Expected {
+        let entry = self.entry(key);
+        let is_new = !entry.is(key);
         if is_new {
-            kind.cost.store(Nanos::ZERO, Ordering::Relaxed);
-            kind.launches.store(0, Ordering::Relaxed);
-            kind.key.store(key, Ordering::Relaxed);
+            entry.launches.store(0, Ordering::Relaxed);
+            entry.set_cost(UNMEASURED_COST);
+            entry.key.store(key, Ordering::Relaxed);
         }
-        let launches = kind.launches.load(Ordering::Relaxed);
-        kind.launches.store(launches.wrapping_add(1), Ordering::Relaxed);
-        let measured = kind.cost.load(Ordering::Relaxed);
-        let every = if (Nanos(1)..SHORT_WORK).contains(&measured) {
-            SHORT_LAUNCHES_PER_MEASUREMENT
-        } else {
-            LAUNCHES_PER_MEASUREMENT
-        };
-        Expected {
-            cost: if measured == Nanos::ZERO { UNMEASURED_COST } else { measured },
-            must_measure: launches & (every - 1) == 0,
-            is_new,
-        }
+        entry.expect(is_new)
     }
 
     /// Averages a measured launch into the cost of its kind.
     pub fn learn(&self, key: u64, milliseconds: f32) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "kept within a minute")]
         let measured = Nanos((milliseconds.clamp(0.001, 60_000.0) * 1e6) as u64);
-        let kind = self.kind(key);
-        if kind.key.load(Ordering::Relaxed) == key {
-            let known = kind.cost.load(Ordering::Relaxed);
-            let cost = if known == Nanos::ZERO { measured } else { known.midpoint(measured) };
-            kind.cost.store(cost, Ordering::Relaxed);
+        let entry = self.entry(key);
+        if entry.is(key) {
+            let known = entry.cost.load(Ordering::Relaxed);
+            entry.set_cost(if known == UNMEASURED_COST { measured } else { known.midpoint(measured) });
         }
     }
 
     /// Removes a kind of work: the next launch with this key is other work.
     pub fn forget(&self, key: u64) {
         // Any other key marks the place as unknown.
-        let _ = self.kind(key).key.compare_exchange(key, !key, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.entry(key).key.compare_exchange(key, !key, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Returns the place of a kind, or the place that it will get.
-    fn kind(&self, key: u64) -> &Kind {
-        // Callers mix their keys well, so the high bits are as good as a hash.
-        let place = (key >> 40) as usize % KINDS;
-        let first = &self.0[place];
-        if first.key.load(Ordering::Relaxed) == key { first } else { self.second_choice(place, key) }
-    }
-
-    /// Chooses between both places for a kind that is not in its first one.
-    #[inline(never)]
-    fn second_choice(&self, place: usize, key: u64) -> &Kind {
+    /// Returns the entry of a kind, or the place that it will get.
+    fn entry(&self, key: u64) -> &CostEntry {
+        let place = first_place(key);
         let (first, second) = (&self.0[place], &self.0[place ^ 1]);
-        let taken_by = second.key.load(Ordering::Relaxed);
-        let is_second = taken_by == key || (taken_by == 0 && first.key.load(Ordering::Relaxed) != 0);
-        if is_second { second } else { first }
+        let is_second = second.is(key) || (second.is(0) && !first.is(0));
+        if is_second && !first.is(key) { second } else { first }
+    }
+}
+
+/// Returns the first of the two possible places of a kind.
+fn first_place(key: u64) -> usize {
+    // Callers mix their keys well, so the high bits are as good as a hash.
+    (key >> 40) as usize % KINDS
+}
+
+impl CostEntry {
+    fn free() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            cost: AtomicNanos::new(UNMEASURED_COST),
+            launches: AtomicU32::new(0),
+            measurement_mask: AtomicU32::new(LAUNCHES_PER_MEASUREMENT - 1),
+        }
+    }
+
+    fn is(&self, key: u64) -> bool {
+        self.key.load(Ordering::Relaxed) == key
+    }
+
+    fn set_cost(&self, cost: Nanos) {
+        let every = if cost < SHORT_WORK { SHORT_LAUNCHES_PER_MEASUREMENT } else { LAUNCHES_PER_MEASUREMENT };
+        self.cost.store(cost, Ordering::Relaxed);
+        self.measurement_mask.store(every - 1, Ordering::Relaxed);
+    }
+
+    /// Counts a launch and returns what it is expected to cost.
+    #[inline]
+    fn expect(&self, is_new: bool) -> Expected {
+        let launches = self.launches.load(Ordering::Relaxed);
+        self.launches.store(launches.wrapping_add(1), Ordering::Relaxed);
+        Expected {
+            cost: self.cost.load(Ordering::Relaxed),
+            must_measure: launches & self.measurement_mask.load(Ordering::Relaxed) == 0,
+            is_new,
+        }
     }
 }
 

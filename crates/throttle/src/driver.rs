@@ -18,8 +18,9 @@ pub trait Driver {
     /// Creates an event in the current context. A timed one reports when it happened.
     fn create_event(&self, is_timed: bool) -> Option<Self::Event>;
 
-    /// Puts an event behind all work of a stream. Returns false if the driver refuses.
-    fn record(&self, event: Self::Event, stream: StreamName) -> bool;
+    /// Puts an event behind all work of a stream, which is not the per-thread stream of another thread.
+    /// Returns false if the driver refuses.
+    fn record(&self, event: Self::Event, stream: StreamId) -> bool;
 
     /// Returns true if all work before the event has ended, well or not.
     fn is_reached(&self, event: Self::Event) -> bool;
@@ -60,12 +61,17 @@ pub struct StreamName {
 /// The identity of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId {
-    handle: usize,
-    /// The context of a default stream. Each context has default streams of its own.
-    context: ContextId,
-    /// The thread of a per-thread default stream, or 0.
-    thread: u64,
+    /// The handle of a created stream. The context of a default stream: each context has streams of its own.
+    address: usize,
+    /// [`CREATED`], [`SHARED_DEFAULT`], or the thread of a per-thread default stream.
+    owner: u64,
 }
+
+/// A stream that the program created.
+const CREATED: u64 = 0;
+
+/// The default stream that all threads of a context share. No thread has this number.
+const SHARED_DEFAULT: u64 = 1;
 
 /// The handle of the default stream that all threads of a context share.
 const LEGACY: usize = 1;
@@ -77,35 +83,45 @@ impl StreamName {
     /// Returns the identity of the stream that the calling thread means. A null handle is one default
     /// stream or the other, depending on the form of the function. `context` and `thread` return the
     /// caller's context and thread; they are called only where the answer depends on them.
+    #[inline]
     pub fn id(self, context: impl FnOnce() -> ContextId, thread: impl FnOnce() -> u64) -> StreamId {
-        match (self.handle, self.per_thread) {
-            (0, true) | (PER_THREAD, _) => {
-                StreamId { handle: PER_THREAD, context: context(), thread: thread() }
-            }
-            (0, false) | (LEGACY, _) => StreamId { handle: LEGACY, context: context(), thread: 0 },
-            (handle, _) => StreamId { handle, context: ContextId::NONE, thread: 0 },
+        if self.handle > PER_THREAD {
+            StreamId { address: self.handle, owner: CREATED }
+        } else {
+            self.id_of_default(context, thread)
         }
+    }
+
+    #[inline(never)]
+    fn id_of_default(self, context: impl FnOnce() -> ContextId, thread: impl FnOnce() -> u64) -> StreamId {
+        let is_per_thread = self.handle == PER_THREAD || (self.handle == 0 && self.per_thread);
+        StreamId { address: context().0, owner: if is_per_thread { thread() } else { SHARED_DEFAULT } }
     }
 }
 
 impl StreamId {
     /// Returns true if only one thread can put something into this stream.
+    #[inline]
     #[must_use]
     pub fn is_per_thread(self) -> bool {
-        self.thread != 0
+        self.owner > SHARED_DEFAULT
     }
 
     /// Returns true if this is the stream that the program created and knows by `handle`.
     #[must_use]
     pub fn is_created(self, handle: usize) -> bool {
-        self.context == ContextId::NONE && self.handle == handle
+        self == Self { address: handle, owner: CREATED }
     }
 
-    /// Returns the name of the stream for functions of the plain form. It does not name a per-thread
-    /// stream of another thread.
+    /// Returns a handle that names the stream in functions of either form. The handle of a per-thread stream
+    /// names the stream of the calling thread.
     #[must_use]
-    pub fn plain_name(self) -> StreamName {
-        StreamName { handle: self.handle, per_thread: false }
+    pub fn handle(self) -> usize {
+        match self.owner {
+            CREATED => self.address,
+            SHARED_DEFAULT => LEGACY,
+            _ => PER_THREAD,
+        }
     }
 }
 
@@ -150,5 +166,8 @@ mod tests {
         assert!(!id(0, false, 0x10, 7).is_per_thread() && !id(0x5000, true, 0x10, 7).is_per_thread());
         assert!(id(0x5000, false, 0x10, 7).is_created(0x5000));
         assert!(!id(0, false, 0x10, 7).is_created(LEGACY));
+        let handles =
+            [(0x5000, false), (0, false), (0, true)].map(|(handle, own)| id(handle, own, 0x10, 7).handle());
+        assert_eq!(handles, [0x5000, LEGACY, PER_THREAD]);
     }
 }

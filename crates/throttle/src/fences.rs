@@ -1,7 +1,7 @@
 //! Fences: driver events behind queued work. When a fence is reached, all work before it in its stream
 //! has ended.
 
-use crate::driver::{ContextId, Driver, StreamName};
+use crate::driver::{ContextId, Driver, StreamId};
 use crate::nanos::Nanos;
 
 /// Destroyed streams that may still be at work before no more of them are polled: no launch waits for
@@ -68,7 +68,7 @@ pub struct Measurement {
 
 impl<E: Copy> FenceEvent<E> {
     /// Records the event in a stream.
-    pub(crate) fn record<D: Driver<Event = E>>(self, driver: &D, stream: StreamName) -> bool {
+    pub(crate) fn record<D: Driver<Event = E>>(self, driver: &D, stream: StreamId) -> bool {
         driver.record(self.handle, stream)
     }
 }
@@ -85,7 +85,7 @@ impl<E: Copy> EventPool<E> {
         &mut self,
         driver: &D,
         context: ContextId,
-        stream: StreamName,
+        stream: StreamId,
         is_timed: bool,
     ) -> Option<FenceEvent<E>> {
         let event = self.take(driver, context, is_timed)?;

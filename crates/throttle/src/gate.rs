@@ -1,19 +1,20 @@
 //! The launch gate of one GPU: it is open or closed, and bounds what is queued behind it.
 //!
-//! A launch tests the gate without a lock, and afterwards takes the lock of the stream queues once. On an
-//! H200 an open gate adds 106 ns to a launch of 3,300 ns (range of 3 processes: 83 to 118). The former
-//! lock-free path past the queues added 84 ns (61 to 92) in the same run, so it was removed: it saved less
-//! than 50 ns and took about 350 lines. `docs/performance.md` has the runs.
+//! A launch tests the gate without a lock, and afterwards takes the lock of the stream queues once. That
+//! path is short on purpose: three atomic read-modify-write operations, no reading of the clock, no
+//! allocation, and few cache lines, because the driver has just used the caches for its own data. A lock-free
+//! path past the queues was removed: it took 350 lines and saved about 20 ns. `docs/performance.md` has the
+//! runs.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::back_pressure::{MAX_HOLD, QUEUE_LIMIT};
-use crate::costs::{CostTable, Expected};
-use crate::driver::{ContextId, Driver, StreamId, StreamName};
+use crate::costs::CostTable;
+use crate::driver::{ContextId, Driver, StreamId};
 use crate::nanos::{AtomicNanos, Nanos};
-use crate::stream_queues::{MIN_FENCES_WHEN_FULL, Measures, StreamQueues};
+use crate::stream_queues::StreamQueues;
 
 /// Upper bound for the queued work of all streams together, as a multiple of the queue limit. It matters
 /// where each of many streams has little.
@@ -22,36 +23,34 @@ const TOTAL_QUEUE_FACTOR: u64 = 4;
 /// How long a launch sleeps when all streams together have queued too much.
 const TOTAL_QUEUE_SLEEP: Nanos = QUEUE_LIMIT.over(4);
 
-/// The launch gate of one GPU. The fields that every launch reads come first, in one cache line: the
-/// driver has just used the cache for its own data.
+/// The launch gate of one GPU. The fields that every launch uses come first, in two cache lines.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct LaunchGate<E> {
-    /// Launches between [`LaunchGate::try_enter`] and [`Launch::end`].
-    in_flight: AtomicU32,
+    /// Launches that have entered and were not taken back. Those that are not among `launched` are in flight.
+    entered: AtomicU64,
+    /// Launches that the driver has, as of the last change of the queues. Written under their lock.
+    launched: AtomicU64,
     /// 1 while launches pass. Blocked threads sleep on this word.
     open: AtomicU32,
-    /// 1 while work runs or is queued.
+    /// 1 from [`LaunchGate::mark_busy`] on, until no work runs or is queued.
     busy: AtomicU32,
-    /// Estimated queued work that has not ended.
+    /// False if every stream has room, as of the last change of the queues. Written under their lock.
+    may_be_full: AtomicBool,
+    is_limited: AtomicBool,
+    /// Estimated queued work that has not ended. Written under the lock of the queues.
     queued: AtomicNanos,
-    /// Streams with such work. Each may have an equal part of the queue limit, so that no stream waits for
-    /// another's work.
-    working: AtomicU32,
     /// Estimated work that all streams may have queued. It is more than [`QUEUE_LIMIT`] where streams run
     /// concurrently, or where estimates are too high: then the work ends in less time.
     queue_limit: AtomicNanos,
-    /// Fences that have not been reached.
-    fences: AtomicU32,
-    is_limited: AtomicBool,
+    queues: Mutex<StreamQueues<E>>,
     /// Percentage of the GPU's time, for a process without an arbiter.
     percent: AtomicU32,
     /// Moment since when work runs or is queued.
     busy_since: AtomicNanos,
     /// Threads that are blocked here.
     blocked: AtomicU32,
-    queues: Mutex<StreamQueues<E>>,
-    /// HeldBack while the monitor thread polls events of the queues, and to remove queues. Locked before the
+    /// Held while the monitor thread polls events of the queues, and to remove queues. Locked before the
     /// queues.
     polling: Mutex<()>,
 }
@@ -95,28 +94,28 @@ pub struct BlockedLaunch<'a, E> {
 #[derive(Debug)]
 pub struct Launch<'a, E> {
     gate: &'a LaunchGate<E>,
-    stream: StreamName,
     id: StreamId,
-    expected: Expected,
-    measures: Measures<E>,
+    cost: Nanos,
+    is_new_work: bool,
+    is_measured: bool,
 }
 
 impl<E> Default for LaunchGate<E> {
     fn default() -> Self {
         Self {
-            in_flight: AtomicU32::new(0),
+            entered: AtomicU64::new(0),
+            launched: AtomicU64::new(0),
             // Closed until the monitor thread decides: the first launch needs a window too.
             open: AtomicU32::new(0),
             busy: AtomicU32::new(0),
-            queued: AtomicNanos::new(Nanos::ZERO),
-            working: AtomicU32::new(0),
-            queue_limit: AtomicNanos::new(QUEUE_LIMIT),
-            fences: AtomicU32::new(0),
+            may_be_full: AtomicBool::new(false),
             is_limited: AtomicBool::new(false),
+            queued: AtomicNanos::new(Nanos::ZERO),
+            queue_limit: AtomicNanos::new(QUEUE_LIMIT),
+            queues: Mutex::default(),
             percent: AtomicU32::new(100),
             busy_since: AtomicNanos::new(Nanos::ZERO),
             blocked: AtomicU32::new(0),
-            queues: Mutex::default(),
             polling: Mutex::default(),
         }
     }
@@ -124,6 +123,7 @@ impl<E> Default for LaunchGate<E> {
 
 impl<E> LaunchGate<E> {
     /// Returns true if launches are limited on this GPU.
+    #[inline]
     pub fn is_limited(&self) -> bool {
         self.is_limited.load(Ordering::Relaxed)
     }
@@ -151,7 +151,10 @@ impl<E> LaunchGate<E> {
 
     /// Returns true if a launch is in flight.
     pub(crate) fn has_launches_in_flight(&self) -> bool {
-        self.in_flight.load(Ordering::SeqCst) > 0
+        // In this order: a launch that ends between both readings counts as in flight. In the other order a
+        // launch that enters and ends in between could hide one that stays.
+        let launched = self.launched.load(Ordering::SeqCst);
+        self.entered.load(Ordering::SeqCst) != launched
     }
 
     /// Returns the word that is 1 while launches pass. Blocked threads sleep on it while it is 0.
@@ -172,6 +175,7 @@ impl<E> LaunchGate<E> {
     }
 
     /// Returns true if a launch may not pass: the gate is closed, and launches are limited.
+    #[inline]
     pub fn is_closed(&self) -> bool {
         self.open.load(Ordering::SeqCst) == 0 && self.is_limited()
     }
@@ -182,6 +186,7 @@ impl<E> LaunchGate<E> {
     }
 
     /// Returns the estimated work that all streams may have queued.
+    #[inline]
     pub fn queue_limit(&self) -> Nanos {
         self.queue_limit.load(Ordering::Relaxed)
     }
@@ -190,9 +195,9 @@ impl<E> LaunchGate<E> {
         self.queue_limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Returns the moment since when work runs or is queued.
-    pub(crate) fn busy_since(&self) -> Nanos {
-        self.busy_since.load(Ordering::Acquire)
+    /// Returns the moment since when work runs or is queued, or `None` if no launch has said so yet.
+    pub(crate) fn busy_since(&self) -> Option<Nanos> {
+        (self.busy.load(Ordering::SeqCst) == 1).then(|| self.busy_since.load(Ordering::Acquire))
     }
 
     pub(crate) fn set_busy_since(&self, now: Nanos) {
@@ -211,10 +216,12 @@ impl<E> LaunchGate<E> {
     /// Marks the GPU as idle unless a launch is in flight; returns true if it is idle. The caller has
     /// locked the stream queues, which a launch in flight needs as well.
     pub(crate) fn mark_idle(&self) -> bool {
-        self.busy.store(0, Ordering::SeqCst);
+        let was_busy = self.busy.swap(0, Ordering::SeqCst);
         let is_idle = !self.has_launches_in_flight();
         if !is_idle {
-            self.busy.store(1, Ordering::SeqCst);
+            // A launch in flight that found the gate busy will not mark it again. One that found it idle will,
+            // or has done so meanwhile.
+            self.busy.fetch_or(was_busy, Ordering::SeqCst);
         }
         is_idle
     }
@@ -227,9 +234,9 @@ impl<E> LaunchGate<E> {
         (BlockedLaunch { gate: self, since: now, full_since: now }, self.is_closed())
     }
 
-    /// Ends a launch in flight: the driver has it, or it did not happen.
-    fn leave(&self) {
-        self.in_flight.fetch_sub(1, Ordering::Release);
+    /// Takes back a launch in flight, which the driver does not have.
+    fn take_back(&self) {
+        self.entered.fetch_sub(1, Ordering::Release);
     }
 
     /// Takes the right to poll events of the queues without their lock, or to remove queues.
@@ -240,6 +247,7 @@ impl<E> LaunchGate<E> {
 
 impl<E: Copy + PartialEq> LaunchGate<E> {
     /// Locks the stream queues.
+    #[inline]
     pub(crate) fn lock_queues(&self) -> LockedQueues<'_, E> {
         LockedQueues { gate: self, queues: self.queues.lock().unwrap_or_else(PoisonError::into_inner) }
     }
@@ -253,52 +261,54 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     ///
     /// # Errors
     /// Returns why the launch is held back.
+    #[inline]
     pub fn try_enter<D: Driver<Event = E>>(
         &self,
         driver: &D,
         id: StreamId,
         costs: Option<&CostTable>,
     ) -> Result<Entered, HeldBack> {
-        self.in_flight.fetch_add(1, Ordering::SeqCst);
-        let held = if self.is_closed() {
-            Some(HeldBack::Closed)
-        } else {
-            costs.and_then(|costs| self.until_room(driver, id, costs)).map(HeldBack::Full)
-        };
-        if let Some(held) = held {
-            self.leave();
-            return Err(held);
+        self.entered.fetch_add(1, Ordering::SeqCst);
+        if self.is_closed() {
+            self.take_back();
+            return Err(HeldBack::Closed);
+        }
+        if self.may_be_full.load(Ordering::Relaxed)
+            && let Some(costs) = costs
+            && let Some(sleep) = self.until_room(driver, id, costs)
+        {
+            self.take_back();
+            return Err(HeldBack::Full(sleep));
         }
         Ok(if self.busy.load(Ordering::SeqCst) == 0 { Entered::FirstWork } else { Entered::Busy })
     }
 
     /// Returns how long a stream with a full queue must wait, or `None` if it has room.
+    #[cold]
     fn until_room<D: Driver<Event = E>>(&self, driver: &D, id: StreamId, costs: &CostTable) -> Option<Nanos> {
-        // If all streams together have less than the part of one, this one has room. That needs no lock.
-        let working = u64::from(self.working.load(Ordering::Relaxed).max(1));
-        let may_be_full = self.queued() * working >= self.queue_limit()
-            && self.fences.load(Ordering::Relaxed) >= MIN_FENCES_WHEN_FULL;
-        may_be_full.then(|| {
-            let (mut queues, limit) = (self.lock_queues(), self.queue_limit());
-            let full = queues.until_room(driver, id, limit, costs);
-            full.or_else(|| (queues.queued >= limit * TOTAL_QUEUE_FACTOR).then_some(TOTAL_QUEUE_SLEEP))
-        })?
+        let (mut queues, limit) = (self.lock_queues(), self.queue_limit());
+        let full = queues.until_room(driver, id, limit, costs);
+        full.or_else(|| (queues.queued >= limit * TOTAL_QUEUE_FACTOR).then_some(TOTAL_QUEUE_SLEEP))
     }
 
     /// Starts a launch that has entered the gate. `key` names equal work: what it cost once it will cost
     /// again.
+    #[inline]
     pub fn begin<D: Driver<Event = E>>(
         &self,
         driver: &D,
-        stream: StreamName,
         id: StreamId,
         key: u64,
         costs: &CostTable,
     ) -> Launch<'_, E> {
         let expected = costs.expect(key);
-        let begin =
-            if expected.must_measure { self.lock_queues().begin_measured(driver, stream, id) } else { None };
-        Launch { gate: self, stream, id, expected, measures: begin.map(|begin| (begin, key)) }
+        let is_measured = expected.must_measure && self.begin_measured(driver, id, key);
+        Launch { gate: self, id, cost: expected.cost, is_new_work: expected.is_new, is_measured }
+    }
+
+    #[cold]
+    fn begin_measured<D: Driver<Event = E>>(&self, driver: &D, id: StreamId, key: u64) -> bool {
+        self.lock_queues().begin_measured(driver, id, key)
     }
 
     /// Waits until the monitor thread records no event. Called after a capture was counted, so that no
@@ -352,18 +362,26 @@ impl<E: Copy + PartialEq> Launch<'_, E> {
     /// Returns true if such work was never launched: the driver may have loaded its code.
     #[must_use]
     pub fn is_new_work(&self) -> bool {
-        self.expected.is_new
+        self.is_new_work
     }
 
     /// Ends the launch after the driver has returned.
+    #[inline]
     pub fn end<D: Driver<Event = E>>(&self, driver: &D, is_launched: bool) {
-        let gate = self.gate;
         if is_launched {
-            gate.lock_queues().push(driver, self.stream, self.id, self.expected.cost, self.measures);
-        } else if let Some((begin, _)) = self.measures {
-            gate.lock_queues().cancel_measured(driver, self.id, begin);
+            let mut queues = self.gate.lock_queues();
+            queues.push(driver, self.id, self.cost, self.is_measured);
+        } else {
+            self.cancel(driver);
         }
-        gate.leave();
+    }
+
+    #[cold]
+    fn cancel<D: Driver<Event = E>>(&self, driver: &D) {
+        if self.is_measured {
+            self.gate.lock_queues().cancel_measured(driver, self.id);
+        }
+        self.gate.take_back();
     }
 }
 
@@ -383,10 +401,14 @@ impl<E: Copy + PartialEq> DerefMut for LockedQueues<'_, E> {
 
 impl<E: Copy + PartialEq> Drop for LockedQueues<'_, E> {
     /// Publishes what is queued to threads that read it without the lock.
+    #[inline(always)]
     fn drop(&mut self) {
         let (gate, queues) = (self.gate, &self.queues);
-        gate.working.store(queues.working, Ordering::Relaxed);
-        gate.fences.store(queues.fences, Ordering::Relaxed);
+        gate.may_be_full.store(queues.may_be_full(gate.queue_limit()), Ordering::Relaxed);
         gate.queued.store(queues.queued, Ordering::Relaxed);
+        gate.launched.store(queues.launches, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests;

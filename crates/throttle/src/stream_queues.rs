@@ -27,21 +27,22 @@ const MAX_QUEUES_WITH_IDLE: usize = 64;
 /// and the GPU must not wait for the program between two long kernels.
 pub(crate) const MIN_FENCES_WHEN_FULL: u32 = 2;
 
-/// A launch that must be measured: the event before it, and its key.
-pub(crate) type Measures<E> = Option<(FenceEvent<E>, u64)>;
+/// What a fence measures, if anything: the event before a launch, and the key of the launch.
+type Measures<E> = Option<(FenceEvent<E>, u64)>;
 
-/// The queues of all streams of one GPU.
+/// The queues of all streams of one GPU. The fields that every launch uses come first.
+#[repr(C)]
 #[derive(Debug)]
 pub struct StreamQueues<E> {
     queues: Vec<StreamQueue<E>>,
     /// Index of the queue that the last launch used.
     last: usize,
-    pool: EventPool<E>,
     /// Launches so far.
     pub(crate) launches: u64,
     /// Estimated work that has not ended.
     pub(crate) queued: Nanos,
-    /// Streams with such work.
+    /// Streams with such work. Each may have an equal part of the queue limit, so that no stream waits for
+    /// another's work.
     pub(crate) working: u32,
     /// Fences that have not been reached.
     pub(crate) fences: u32,
@@ -51,22 +52,27 @@ pub struct StreamQueues<E> {
     ended: Nanos,
     /// Index of the queue where the last round of polls began.
     first_polled: usize,
+    pool: EventPool<E>,
 }
 
+/// The queue of one stream. The fields that every launch uses come first, in one cache line.
+#[repr(C, align(64))]
 #[derive(Debug)]
 struct StreamQueue<E> {
     /// The stream, or `None` once it was destroyed, which does not end its work.
     stream: Option<StreamId>,
-    context: ContextId,
     /// Estimated work that has not ended.
     queued: Nanos,
     /// The part of it that was launched since the last fence.
     unfenced: Nanos,
     /// Launches since the last fence.
     launches: u32,
+    context: ContextId,
     /// An event behind the last launch, in a per-thread stream, where the monitor thread cannot put a
     /// fence later.
     trailing: Option<FenceEvent<E>>,
+    /// The measurement of a launch in flight.
+    measuring: Measures<E>,
     fences: VecDeque<Fence<E>>,
 }
 
@@ -88,40 +94,56 @@ impl<E> Default for StreamQueues<E> {
 }
 
 impl<E: Copy + PartialEq> StreamQueues<E> {
-    /// Records an event in front of a launch that is to be measured.
+    /// Records an event in front of a launch that is to be measured. Returns false if the launch cannot be
+    /// measured.
     pub(crate) fn begin_measured<D: Driver<Event = E>>(
         &mut self,
         driver: &D,
-        stream: StreamName,
         id: StreamId,
-    ) -> Option<FenceEvent<E>> {
+        key: u64,
+    ) -> bool {
         if driver.current_context() == ContextId::NONE {
             // The launch will fail.
-            return None;
+            return false;
         }
         let place = self.queue_of(driver, id);
-        self.pool.record(driver, self.queues[place].context, stream, true)
+        let queue = &mut self.queues[place];
+        if queue.measuring.is_some() {
+            // Another thread's launch is between its events.
+            return false;
+        }
+        queue.measuring = self.pool.record(driver, queue.context, id, true).map(|begin| (begin, key));
+        queue.measuring.is_some()
     }
 
-    /// Returns the event of a launch that did not happen to the pool.
-    pub(crate) fn cancel_measured<D: Driver<Event = E>>(
-        &mut self,
-        driver: &D,
-        id: StreamId,
-        begin: FenceEvent<E>,
-    ) {
+    /// Ends the measurement of a launch that did not happen.
+    pub(crate) fn cancel_measured<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) {
         let place = self.queue_of(driver, id);
-        self.pool.put(self.queues[place].context, begin);
+        self.drop_measurement(place);
+    }
+
+    fn drop_measurement(&mut self, place: usize) {
+        let queue = &mut self.queues[place];
+        if let Some((begin, _)) = queue.measuring.take() {
+            self.pool.put(queue.context, begin);
+        }
+    }
+
+    /// Returns false if every stream has room below its share of `limit`.
+    #[inline]
+    pub(crate) fn may_be_full(&self, limit: Nanos) -> bool {
+        // If all streams together have less than the share of one, each has room.
+        self.fences >= MIN_FENCES_WHEN_FULL && self.queued * u64::from(self.working) >= limit
     }
 
     /// Queues a launch of an estimated cost, and puts a fence behind it where one is due.
+    #[inline]
     pub(crate) fn push<D: Driver<Event = E>>(
         &mut self,
         driver: &D,
-        stream: StreamName,
         id: StreamId,
         cost: Nanos,
-        measures: Measures<E>,
+        is_measured: bool,
     ) {
         let place = self.queue_of(driver, id);
         let queue = &mut self.queues[place];
@@ -131,13 +153,10 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         queue.queued += cost;
         queue.unfenced += cost;
         queue.launches += 1;
-        if measures.is_some()
-            || queue.unfenced >= queue.fence_interval()
-            || queue.launches >= MAX_LAUNCHES_BEFORE_FENCE
-        {
-            self.put_fence(driver, place, stream, measures);
+        if is_measured || queue.needs_fence() {
+            self.put_fence(driver, place, id, is_measured);
         } else if id.is_per_thread() {
-            self.put_trailing(driver, place, stream);
+            self.put_trailing(driver, place, id);
         }
     }
 
@@ -220,7 +239,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
                 self.push_fence(place, trailing, None);
             } else if may_record {
                 driver.set_context(queue.context);
-                self.put_fence(driver, place, id.plain_name(), None);
+                self.put_fence(driver, place, id, false);
             }
             self.drop_unfenced(place);
         }
@@ -238,14 +257,17 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         handle: usize,
         costs: &CostTable,
     ) {
-        let is_it = |queue: &StreamQueue<E>| queue.stream.is_some_and(|id| id.is_created(handle));
-        let Some(place) = self.queues.iter().position(is_it) else { return };
-        let stream = StreamName { handle, per_thread: false };
-        if self.queues[place].launches > 0 && !driver.is_capturing(stream) {
-            within(driver, self.queues[place].context, || self.put_fence(driver, place, stream, None));
+        let found =
+            self.queues.iter().enumerate().find_map(|(place, queue)| {
+                queue.stream.filter(|id| id.is_created(handle)).map(|id| (place, id))
+            });
+        let Some((place, id)) = found else { return };
+        if self.queues[place].launches > 0 && !driver.is_capturing(StreamName { handle, per_thread: false }) {
+            within(driver, self.queues[place].context, || self.put_fence(driver, place, id, false));
         }
         self.queues[place].stream = None;
         self.drop_unfenced(place);
+        self.drop_measurement(place);
         self.poll_orphans(driver, costs);
     }
 
@@ -303,25 +325,26 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Records a fence in a stream.
-    fn put_fence<D: Driver<Event = E>>(
-        &mut self,
-        driver: &D,
-        place: usize,
-        stream: StreamName,
-        measures: Measures<E>,
-    ) {
-        let context = self.queues[place].context;
-        if let Some(end) = self.pool.record(driver, context, stream, measures.is_some()) {
-            self.push_fence(place, end, measures);
+    #[cold]
+    fn put_fence<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, id: StreamId, is_measured: bool) {
+        let queue = &mut self.queues[place];
+        match self.pool.record(driver, queue.context, id, is_measured) {
+            Some(end) => {
+                let measures = if is_measured { queue.measuring.take() } else { None };
+                self.push_fence(place, end, measures);
+            }
+            None if is_measured => self.drop_measurement(place),
+            None => {}
         }
     }
 
     /// Moves the queue's trailing event behind its last launch, in case no other launch follows.
-    fn put_trailing<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, stream: StreamName) {
+    #[cold]
+    fn put_trailing<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, id: StreamId) {
         let queue = &self.queues[place];
-        let is_moved = queue.trailing.is_some_and(|trailing| trailing.record(driver, stream));
+        let is_moved = queue.trailing.is_some_and(|trailing| trailing.record(driver, id));
         if !is_moved {
-            self.queues[place].trailing = self.pool.record(driver, self.queues[place].context, stream, false);
+            self.queues[place].trailing = self.pool.record(driver, self.queues[place].context, id, false);
         }
     }
 
@@ -355,15 +378,21 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Returns the index of a stream's queue. A new one belongs to the calling thread's context.
+    #[inline]
     fn queue_of<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) -> usize {
-        let is_it = |queue: &StreamQueue<E>| queue.stream == Some(id);
-        if !self.queues.get(self.last).is_some_and(is_it) {
-            self.last = self.queues.iter().position(is_it).unwrap_or_else(|| {
-                self.queues.push(StreamQueue::new(id, driver.current_context()));
-                self.queues.len() - 1
-            });
+        if self.queues.get(self.last).is_none_or(|queue| queue.stream != Some(id)) {
+            self.find_queue(driver, id);
         }
         self.last
+    }
+
+    #[cold]
+    fn find_queue<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) {
+        let found = self.queues.iter().position(|queue| queue.stream == Some(id));
+        self.last = found.unwrap_or_else(|| {
+            self.queues.push(StreamQueue::new(id, driver.current_context()));
+            self.queues.len() - 1
+        });
     }
 }
 
@@ -376,16 +405,20 @@ impl<E> StreamQueue<E> {
             unfenced: Nanos::ZERO,
             launches: 0,
             trailing: None,
+            measuring: None,
             fences: VecDeque::new(),
         }
     }
 
-    /// Returns the estimated work before the next fence.
-    fn fence_interval(&self) -> Nanos {
-        if self.launches > LAUNCHES_BEFORE_DOUBLE_INTERVAL { FENCE_INTERVAL * 2 } else { FENCE_INTERVAL }
+    /// Returns true if the next fence is due.
+    #[inline]
+    fn needs_fence(&self) -> bool {
+        let interval =
+            if self.launches > LAUNCHES_BEFORE_DOUBLE_INTERVAL { FENCE_INTERVAL * 2 } else { FENCE_INTERVAL };
+        self.unfenced >= interval || self.launches >= MAX_LAUNCHES_BEFORE_FENCE
     }
 
     fn is_empty(&self) -> bool {
-        self.launches == 0 && self.fences.is_empty()
+        self.launches == 0 && self.fences.is_empty() && self.measuring.is_none()
     }
 }

@@ -1,6 +1,6 @@
 //! Calls of the limiter to the CUDA driver: events, contexts and capture modes.
 
-use tessera_throttle::driver::{ContextId, Driver, StreamName};
+use tessera_throttle::driver::{ContextId, Driver, StreamId, StreamName};
 
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::entry::library::driver_functions;
@@ -9,7 +9,6 @@ use crate::memory::contexts;
 driver_functions! { Cuda:
     create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
     record_event = c"cuEventRecord" (event: Handle, stream: Handle);
-    record_event_per_thread = c"cuEventRecord_ptsz" (event: Handle, stream: Handle);
     query_event = c"cuEventQuery" (event: Handle);
     elapsed_time_v1 = c"cuEventElapsedTime" (milliseconds: *mut f32, from: Handle, to: Handle);
     set_current = c"cuCtxSetCurrent" (context: Handle);
@@ -59,17 +58,10 @@ impl Driver for CudaDriver {
         (status == SUCCESS).then_some(CudaEvent(handle))
     }
 
-    fn record(&self, event: CudaEvent, stream: StreamName) -> bool {
+    fn record(&self, event: CudaEvent, stream: StreamId) -> bool {
         // SAFETY: the event of the library and the stream of the program belong to the same
         // context.
-        let status = unsafe {
-            if stream.per_thread {
-                record_event_per_thread(event.0, handle(stream))
-            } else {
-                record_event(event.0, handle(stream))
-            }
-        };
-        status == SUCCESS
+        (unsafe { record_event(event.0, handle(stream.handle())) }) == SUCCESS
     }
 
     fn is_reached(&self, event: CudaEvent) -> bool {
@@ -90,9 +82,9 @@ impl Driver for CudaDriver {
         // SAFETY: the stream belongs to the program, and `status` receives the answer.
         let result = unsafe {
             if stream.per_thread {
-                is_capturing_per_thread(handle(stream), &raw mut status)
+                is_capturing_per_thread(handle(stream.handle), &raw mut status)
             } else {
-                is_capturing(handle(stream), &raw mut status)
+                is_capturing(handle(stream.handle), &raw mut status)
             }
         };
         // The driver rejects this query for the legacy stream during a capture in another stream.
@@ -109,8 +101,8 @@ impl Driver for CudaDriver {
     }
 }
 
-fn handle(stream: StreamName) -> Handle {
-    std::ptr::without_provenance_mut(stream.handle)
+fn handle(stream: usize) -> Handle {
+    std::ptr::without_provenance_mut(stream)
 }
 
 /// Sets the capture mode of the calling thread and returns the previous mode.

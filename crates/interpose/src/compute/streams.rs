@@ -15,7 +15,9 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns true if the driver captures work for this stream into a graph instead of running it.
+    /// Returns true if the driver captures work for this stream into a graph instead of running it. Out of
+    /// line, because launches of a program that never captured do not call it.
+    #[inline(never)]
     pub fn is_capturing(self) -> bool {
         CudaDriver.is_capturing(self.name())
     }

@@ -183,18 +183,24 @@ impl Container {
         self.read_gpu_file(0) >> 20
     }
 
-    /// Returns the nanoseconds of work that are queued on the simulated GPU.
-    pub(crate) fn left(&self) -> u64 {
-        // The end is read before the clock, so that a preempted thread computes a smaller value,
-        // never a larger one.
-        let until = self.read_gpu_file(8);
-        until.saturating_sub(futex::now())
+    /// Returns the most work that was ever queued on the simulated GPU, in nanoseconds.
+    pub(crate) fn longest_queue_ns(&self) -> u64 {
+        self.read_gpu_file(8)
+    }
+
+    /// Returns the length of all work that the simulated GPU has got, in nanoseconds.
+    pub(crate) fn work_ns(&self) -> u64 {
+        self.read_gpu_file(16)
+    }
+
+    /// Returns the same for the second simulated GPU, or 0 as long as no program uses that GPU.
+    pub(crate) fn work_of_second_gpu_ns(&self) -> u64 {
+        let file = self.gpu.with_extension("1");
+        if file.exists() { read_number(&file, 16) } else { 0 }
     }
 
     fn read_gpu_file(&self, place: u64) -> u64 {
-        let mut word = [0; 8];
-        File::open(&self.gpu).unwrap().read_exact_at(&mut word, place).unwrap();
-        u64::from_le_bytes(word)
+        read_number(&self.gpu, place)
     }
 
     /// Opens the container's account.
@@ -302,13 +308,18 @@ impl AccountView {
         self.read().demand(GpuSlot::FIRST, 0).wanting
     }
 
-    /// Returns how often threads have waited for a window.
+    /// Returns the number of processes that want the GPU and have nothing left of the window `number`.
+    pub(crate) fn drained(&mut self, gpu: GpuSlot, number: u32) -> u32 {
+        self.read().demand(gpu, number).drained
+    }
+
+    /// Returns how often threads have waited for a window or for room in the queue.
     pub(crate) fn waits(&mut self) -> u64 {
         self.read().process_usage().flatten().map(|said| said.waits).sum()
     }
 
     /// Returns the nanoseconds for which the GPU was busy.
-    pub(crate) fn busy(&mut self) -> u64 {
+    pub(crate) fn busy_ns(&mut self) -> u64 {
         self.read().busy(GpuSlot::FIRST)
     }
 }
@@ -326,6 +337,7 @@ impl Arbiter {
         let child = Command::new(Built::get().arbiter())
             .args(["run", "60", "73696d756c617465642d636172642d30"])
             .args(&folders)
+            .stdout(Stdio::null())
             .spawn()
             .unwrap();
         for folder in &folders {
@@ -343,10 +355,66 @@ impl Drop for Arbiter {
     }
 }
 
+/// The test itself as the arbiter of a container: windows open and close when the test says so, not by
+/// the clock. It counts as running until [`ManualArbiter::stop`].
+#[derive(Debug)]
+pub(crate) struct ManualArbiter {
+    control: files::OwnedMapping<Control>,
+}
+
+impl ManualArbiter {
+    /// A moment that no test reaches.
+    const NEVER: u64 = u64::MAX / 2;
+    /// A moment before every test.
+    const LONG_AGO: u64 = 1;
+
+    /// Starts with all windows closed.
+    pub(crate) fn start(container: &Container) -> Self {
+        let control = files::open_control_writable(&container.grant()).unwrap();
+        control.write_heartbeat(Self::NEVER);
+        Self { control }
+    }
+
+    /// Opens a window whenever the container wants the GPU and has nothing left of the last window, until
+    /// `is_done`. A program that pauses for a moment returns its window.
+    pub(crate) fn serve(&self, gpu: GpuSlot, account: &mut AccountView, mut is_done: impl FnMut() -> bool) {
+        let window = self.control.window(gpu);
+        until(|| {
+            if account.drained(gpu, window.read().number) > 0 {
+                window.open(Self::NEVER);
+                futex::wake(&window.change);
+            }
+            is_done()
+        });
+    }
+
+    /// Closes the window and waits until the container has nothing left of it, and wants another one.
+    pub(crate) fn close(&self, gpu: GpuSlot, account: &mut AccountView) {
+        let window = self.control.window(gpu);
+        window.set_deadline(Self::LONG_AGO);
+        futex::wake(&window.change);
+        until(|| account.drained(gpu, window.read().number) > 0);
+    }
+
+    /// Dies.
+    pub(crate) fn stop(self) {
+        self.control.write_heartbeat(Self::LONG_AGO);
+    }
+}
+
+/// Waits for a condition, for ever if need be: how long it takes depends on the machine.
 pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
+        // A processor is left to the programs under test.
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Reads a number from the head of a simulated GPU's file. The file is empty until a program has set its size.
+fn read_number(file: &Path, place: u64) -> u64 {
+    let mut word = [0; 8];
+    let read = File::open(file).unwrap().read_at(&mut word, place).unwrap();
+    if read == word.len() { u64::from_ne_bytes(word) } else { 0 }
 }
 
 pub(crate) fn write_at(file: &Path, place: u64, bytes: &[u8]) {

@@ -26,6 +26,8 @@ struct Stage {
     costs: CostTable,
     captures: Captures,
     controller: GpuController,
+    /// Busy time that was charged so far.
+    charged: Nanos,
 }
 
 impl Stage {
@@ -42,6 +44,7 @@ impl Stage {
             costs: CostTable::default(),
             captures: Captures::default(),
             controller: GpuController::default(),
+            charged: Nanos::ZERO,
         }
     }
 
@@ -55,7 +58,7 @@ impl Stage {
             let _ = self.gate.mark_busy(self.gpu.now.get());
         }
         let id = self.driver.id(stream);
-        let launch = self.gate.begin(&self.driver, stream, id, KEY, &self.costs);
+        let launch = self.gate.begin(&self.driver, id, KEY, &self.costs);
         self.driver.launch(stream, length);
         launch.end(&self.driver, true);
     }
@@ -69,7 +72,8 @@ impl Stage {
         let rule = LimitRule { percent: self.gate.percent(), has_arbiter };
         let _ = self.controller.set_rule(now, rule, self.gate);
         if self.gate.is_busy() {
-            let _ = self.controller.follow(now, &self.driver, self.gate, &self.costs, &self.captures);
+            let charge = self.controller.follow(now, &self.driver, self.gate, &self.costs, &self.captures);
+            self.charged += charge.map_or(Nanos::ZERO, |charge| charge.to - charge.from);
         }
     }
 
@@ -113,7 +117,7 @@ fn a_launch_counts_as_busy_until_it_ends() {
     assert_eq!(stage.enter(STREAM), Ok(Entered::FirstWork));
     assert!(stage.gate.is_busy(), "it is in flight");
     let id = stage.driver.id(STREAM);
-    stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs).end(&stage.driver, false);
+    stage.gate.begin(&stage.driver, id, KEY, &stage.costs).end(&stage.driver, false);
     assert!(!stage.gate.is_busy(), "the driver refused it");
     let _ = stage.gate.set_open(false);
     assert_eq!(stage.enter(STREAM), Err(HeldBack::Closed));
@@ -128,7 +132,7 @@ fn a_full_queue_holds_launches_back_until_it_has_room() {
     let mut launched = 0;
     while stage.enter(STREAM).is_ok() {
         let id = stage.driver.id(STREAM);
-        let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
         stage.driver.launch(STREAM, kernel);
         launch.end(&stage.driver, true);
         launched += 1;
@@ -148,7 +152,7 @@ fn a_full_queue_does_not_hold_a_launch_back_for_ever() {
     (0..8).for_each(|_| {
         if stage.enter(STREAM).is_ok() {
             let id = stage.driver.id(STREAM);
-            let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+            let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
             stage.driver.launch(STREAM, Nanos::from_secs(60));
             launch.end(&stage.driver, true);
         }
@@ -168,7 +172,7 @@ fn streams_do_not_wait_for_each_other() {
     let _ = stage.gate.set_open(true);
     while stage.enter(STREAM).is_ok() {
         let id = stage.driver.id(STREAM);
-        let launch = stage.gate.begin(&stage.driver, STREAM, id, KEY, &stage.costs);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
         stage.driver.launch(STREAM, Nanos::from_millis(1));
         launch.end(&stage.driver, true);
     }
@@ -194,6 +198,55 @@ fn work_that_depends_on_a_blocked_launch_gets_it() {
         is_woken = stage.round();
     }
     assert!(waited <= MAX_HOLD + Nanos::from_millis(1), "{waited:?}");
+}
+
+/// Runs rounds until the gate is idle.
+fn settle(stage: &mut Stage) {
+    while stage.gate.is_busy() {
+        stage.pass(Nanos::from_micros(500));
+        let _ = stage.round();
+    }
+}
+
+#[test]
+fn work_that_begins_when_the_last_work_ends_is_charged() {
+    let mut stage = Stage::new(50);
+    assert!(stage.round());
+    stage.launch(STREAM, Nanos::from_millis(1));
+    settle(&mut stage);
+    // The monitor thread has just seen the end, and wakes up late for the next launch.
+    let before = stage.charged;
+    stage.launch(STREAM, Nanos::from_millis(5));
+    stage.pass(Nanos::from_millis(3));
+    let _ = stage.round();
+    assert_eq!(stage.charged - before, Nanos::from_millis(3));
+}
+
+#[test]
+fn a_pause_is_not_charged_to_the_launch_that_ends_it() {
+    // The monitor thread may look while the launch is on its way and has not said since when it runs.
+    for looks_early in [false, true] {
+        let mut stage = Stage::new(50);
+        assert!(stage.round());
+        stage.launch(STREAM, Nanos::from_millis(1));
+        settle(&mut stage);
+        stage.pass(Nanos::from_millis(10));
+        let (before, begin) = (stage.charged, stage.gpu.now.get());
+        assert_eq!(stage.enter(STREAM), Ok(Entered::FirstWork));
+        if looks_early {
+            let _ = stage.round();
+            assert_eq!(stage.charged, before, "nothing runs yet");
+        }
+        stage.pass(Nanos::from_micros(50));
+        let _ = stage.gate.mark_busy(stage.gpu.now.get());
+        let id = stage.driver.id(STREAM);
+        let launch = stage.gate.begin(&stage.driver, id, KEY, &stage.costs);
+        stage.driver.launch(STREAM, Nanos::from_millis(2));
+        launch.end(&stage.driver, true);
+        settle(&mut stage);
+        let (charged, passed) = (stage.charged - before, stage.gpu.now.get() - begin);
+        assert!(charged >= Nanos::from_millis(2) && charged <= passed, "{charged:?} in {passed:?}");
+    }
 }
 
 #[test]
@@ -242,13 +295,16 @@ fn no_event_is_recorded_while_a_capture_runs() {
     stage.launch(STREAM, Nanos::from_micros(10));
     stage.captures.begin();
     stage.gate.settle_for_capture();
-    let recorded = stage.driver.recorded.get();
+    let (recorded, charged) = (stage.driver.recorded.get(), stage.charged);
     for _ in 0..100 {
         stage.pass(Nanos::from_millis(1));
         let _ = stage.round();
     }
     assert_eq!(stage.driver.recorded.get(), recorded);
     assert!(!stage.gate.is_busy(), "the work counts as ended when its time is over");
+    // The first round after the launch does not know yet that no other launch follows.
+    let charged = stage.charged - charged;
+    assert!(charged <= Nanos::from_millis(1) + Nanos::from_micros(10), "{charged:?} for 10 us of work");
 }
 
 #[test]

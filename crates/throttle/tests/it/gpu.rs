@@ -35,6 +35,9 @@ pub(crate) struct SimulatedDriver {
     pub(crate) recorded: Cell<u64>,
 }
 
+/// The number of the first thread of a process.
+pub(crate) const MAIN_THREAD: u64 = 100;
+
 /// The one context of each process.
 const CONTEXT: ContextId = ContextId(0x1000);
 
@@ -71,7 +74,7 @@ impl SimulatedDriver {
             gpu,
             container,
             context: Cell::new(CONTEXT),
-            thread: Cell::new(1),
+            thread: Cell::new(MAIN_THREAD),
             streams: RefCell::default(),
             events: RefCell::default(),
             recorded: Cell::new(0),
@@ -119,8 +122,8 @@ impl Driver for SimulatedDriver {
         Some(self.gpu.next_event.get())
     }
 
-    fn record(&self, event: u32, stream: StreamName) -> bool {
-        let end = self.streams.borrow().get(&self.id(stream)).copied().unwrap_or_default();
+    fn record(&self, event: u32, stream: StreamId) -> bool {
+        let end = self.streams.borrow().get(&stream).copied().unwrap_or_default();
         self.events.borrow_mut().insert(event, end.max(self.gpu.now.get()));
         self.recorded.set(self.recorded.get() + 1);
         true

@@ -1,6 +1,7 @@
 //! Limits change, arbiters come and go, processes are stopped: debts and pauses.
 
 use tessera_throttle::Nanos;
+use tessera_throttle::back_pressure::QUEUE_LIMIT;
 
 use crate::programs::{ONE, Program};
 use crate::world::World;
@@ -43,14 +44,21 @@ fn an_arbiter_comes_and_goes_while_a_program_runs() {
 }
 
 #[test]
-fn time_without_a_limit_is_not_owed() {
+fn time_without_a_limit_is_neither_owed_nor_charged() {
     let mut world = World::with(ONE, 50);
     world.run(RUN);
     world.set_percent(0, 100);
+    // The monitor thread notices the change.
+    world.run(Nanos::from_millis(1));
+    let before = world.charged(0);
     world.run(RUN);
+    assert_eq!(world.charged(0), before, "nothing is charged without a limit");
     world.set_percent(0, 50);
-    let busy = world.busy_percent(0, Nanos::from_secs(1));
-    assert!(busy >= 49.0, "{busy:.2} % in the first second under the limit");
+    let begin = world.now();
+    let percent = world.busy_percent(0, Nanos::from_secs(1));
+    assert!(percent >= 49.0, "{percent:.2} % in the first second under the limit");
+    let (busy, charged) = (world.gpu.busy(0, begin, world.now()), world.charged(0) - before);
+    assert!(charged <= busy + busy / 50, "{charged:?} charged for {busy:?}");
 }
 
 #[test]
@@ -99,19 +107,21 @@ fn a_stopped_process_is_not_charged() {
         }
         for round in 0..20 {
             world.run(Nanos::from_millis(100 + round * 7));
-            let before = world.charged(0);
+            let (before, queued) = (world.charged(0), world.gpu.queued());
             world.stop_process(0, Nanos::from_secs(1));
             world.run(Nanos::from_millis(1_001));
             let charged = world.charged(0) - before;
-            // What was queued when the process was stopped, and a millisecond after it.
-            assert!(charged <= Nanos::from_millis(10), "{charged:?} in round {round}");
+            // The time since the last poll, what was queued then, and a millisecond after the stop.
+            let most = QUEUE_LIMIT + queued + Nanos::from_millis(1);
+            assert!(charged <= most, "{charged:?} of {most:?} in round {round}");
         }
     }
 }
 
+/// The monitor thread sees the end of work some time after it. A request of 0.1 ms is not charged for that
+/// delay, nor for the pause of 3 ms after it.
 #[test]
 fn pauses_are_not_charged() {
-    // Requests of 0.1 ms with pauses of 3 ms.
     let pause = Nanos::from_millis(3);
     let program = Program { kernel: Nanos::from_micros(10), sync_every: 10, pause, ..ONE };
     for has_arbiter in [false, true] {
@@ -121,11 +131,13 @@ fn pauses_are_not_charged() {
         }
         world.run(Nanos::from_secs(1));
         let (begin, before) = (world.now(), world.charged(0));
+        let launches = world.launches(0)[0];
         world.run(RUN);
+        let requests = (world.launches(0)[0] - launches) / 10;
         let (busy, charged) = (world.gpu.busy(0, begin, begin + RUN), world.charged(0) - before);
-        println!("{charged:?} charged for {busy:?} of kernels");
-        // The end of work is seen some time after it, but far less than a pause.
-        assert!(charged >= busy && charged <= busy * 3, "{charged:?} charged for {busy:?} of kernels");
+        println!("{charged:?} charged for {busy:?} of kernels in {requests} requests");
+        let most = busy + Nanos::from_micros(200) * requests;
+        assert!(charged >= busy && charged <= most, "{charged:?} charged for {busy:?}, at most {most:?}");
     }
 }
 

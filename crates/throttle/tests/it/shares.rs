@@ -1,6 +1,7 @@
 //! Every kind of work gets its share.
 
 use tessera_throttle::Nanos;
+use tessera_throttle::back_pressure::QUEUE_LIMIT;
 
 use crate::programs::{PROGRAMS, Program};
 use crate::world::World;
@@ -16,6 +17,16 @@ const WARM_UP: Nanos = Nanos::from_secs(1);
 /// Allowed deviation, in percentage points of the GPU.
 const POINTS: f64 = 1.0;
 
+/// Asserts that a container is charged for the time in which its kernels ran, and for little more: pauses
+/// between kernels in which no other container could use the GPU.
+fn assert_charged(world: &World, begin: Nanos, before: Nanos, name: &str) {
+    let (busy, charged) = (world.gpu.busy(0, begin, world.now()), world.charged(0) - before);
+    // The last poll may be this long ago.
+    let unseen = QUEUE_LIMIT;
+    assert!(charged + unseen >= busy, "{name}: {charged:?} charged for {busy:?}");
+    assert!(charged <= busy + busy / 50 + unseen, "{name}: {charged:?} charged for {busy:?}");
+}
+
 /// Returns the kernels that a program completes in a run, as a percentage of those without a limit.
 fn share_of(program: Program, percent: u32, has_arbiter: bool) -> f64 {
     let run = |percent| {
@@ -24,7 +35,11 @@ fn share_of(program: Program, percent: u32, has_arbiter: bool) -> f64 {
             world.start_arbiter();
         }
         world.run(WARM_UP);
+        let (begin, before) = (world.now(), world.charged(0));
         let kernels = world.kernels_in(0, RUN);
+        if percent < 100 {
+            assert_charged(&world, begin, before, program.name);
+        }
         assert_eq!(world.threads_asleep_at_an_open_gate(0), 0, "{}", program.name);
         kernels as f64
     };

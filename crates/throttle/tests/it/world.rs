@@ -13,7 +13,7 @@ use tessera_throttle::driver::StreamName;
 use tessera_throttle::gate::{BlockedLaunch, Entered, HeldBack, Launch, LaunchGate};
 use tessera_throttle::pacer::Pacer;
 
-use crate::gpu::{Gpu, SimulatedDriver};
+use crate::gpu::{Gpu, MAIN_THREAD, SimulatedDriver};
 use crate::programs::{Call, LAUNCH_TIME, Program};
 
 /// A sleep at least this long is a safety net in the library. The simulation sleeps on for ever.
@@ -315,7 +315,7 @@ impl World {
         let now = self.now();
         let own = &mut self.processes[process];
         let (program, gate) = (own.program, own.gate);
-        own.driver.thread.set(thread as u64 + 1);
+        own.driver.thread.set(MAIN_THREAD + thread as u64);
         let state = std::mem::replace(&mut own.threads[thread].state, State::Ready(Nanos::MAX));
         let launch = own.threads[thread].launches;
         let stream = program.stream(process * 64 + thread, launch);
@@ -482,7 +482,7 @@ impl Process {
     fn launch(&mut self, now: Nanos, thread: usize, stream: StreamName) {
         let id = self.driver.id(stream);
         let key = self.program.key(self.threads[thread].launches);
-        let launch = self.gate.begin(&self.driver, stream, id, key, &self.costs);
+        let launch = self.gate.begin(&self.driver, id, key, &self.costs);
         let end = self.call_driver(now, thread, stream);
         if self.program.call == Call::Blocking {
             self.threads[thread].state = State::InCall(end, launch);
