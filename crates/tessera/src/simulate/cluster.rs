@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use tessera_core::gpu::Model;
 use tessera_core::topology::Topology;
+use tessera_core::units::Count;
 use tessera_sim::cluster::{Experiment, FillPolicy, FillResult, WorkloadKnowledge, run, trace};
 
 use super::cluster_report::{self, PolicyResult};
@@ -138,7 +139,7 @@ impl Arguments {
         let nodes = trace::nodes(&nodes, links).with_context(|| self.nodes.display().to_string())?;
         for (model, links) in &machines {
             let used = nodes.iter().any(|node| node.topology() == links);
-            ensure!(used, "--machine: no node has {} GPUs of model {model}", links.count());
+            ensure!(used, "--machine: no node has {} of model {model}", Count(links.count(), "GPU"));
         }
         ensure!(
             nodes.iter().any(|node| !node.gpus().is_empty()),

@@ -194,7 +194,7 @@ fn whole_gpus_and_shares_are_never_on_the_same_gpu() {
     world.run(pod("whole", "whole", &[("main", whole(3))]), &[]).unwrap();
     assert_eq!(world.gpus_of("whole", "main"), [0, 2, 3].into());
     let refused = world.run(pod("more", "more", &[("main", whole(1))]), &[]).unwrap_err();
-    assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
+    assert!(refused.contains("fewer than 1 idle GPU"), "{refused}");
     world.check();
 }
 
@@ -292,7 +292,7 @@ fn an_ended_pod_frees_its_gpu_and_a_terminating_one_does_not() {
     // The first pod is terminating: API server and kubelet still have it.
     let one = vec![("nvidia.com/gpu", "1".to_owned())];
     let refused = world.run(pod("q", "v", &[("main", one)]), &[]).unwrap_err();
-    assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
+    assert!(refused.contains("fewer than 1 idle GPU"), "{refused}");
     world.set_status("u", "Succeeded", true);
     world.kubelet.remove("u");
     world.run(pod("r", "w", &[("main", whole(1))]), &[]).unwrap();
@@ -417,5 +417,5 @@ fn devices_of_two_gpus_are_refused_for_one_share() {
         Action::Answer(CallId(900), CallAnswer::Allocated(Err(reason))) => Some(reason.to_string()),
         _ => None,
     });
-    assert!(refused.unwrap().contains("which do not make 1 GPU(s)"), "{}", bound.metadata.name);
+    assert!(refused.unwrap().contains("which do not make 1 GPU"), "{}", bound.metadata.name);
 }
