@@ -4,7 +4,6 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests")]
 mod common;
 
 use std::time::Instant;

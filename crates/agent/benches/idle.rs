@@ -5,7 +5,6 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests")]
 mod common;
 
 use std::time::Duration;
@@ -42,8 +41,8 @@ async fn measure(agent: Handle) {
     world.stop_agent().await;
     world.sample_interval = tessera_agent::shell::Sampling::default().interval;
     world.runtime = agent;
-    world.start_agent();
-    world.wait_until_served().await;
+    world.start_agent().await;
+    world.until_served().await;
     watch("no processes").await;
     world.processes_of_all();
     watch("200 busy processes").await;

@@ -5,7 +5,6 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests")]
 mod common;
 
 use std::{
@@ -13,10 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
-    RegistrationWay, World,
-    load::{fetch, free_address},
-};
+use common::{RegistrationWay, World, load::fetch};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -60,12 +56,11 @@ async fn measure(what: &str, address: SocketAddr, headers: &str) -> (Duration, V
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
-    let address = free_address();
-    let world = World::listening(RegistrationWay::Registry, Some(address)).await;
-    world.crowd().await;
-    world
-        .until_shown("/metrics", "tessera_container_busy_seconds_total{namespace=\"team\",pod=\"job-99\"")
-        .await;
+    let world = World::new(RegistrationWay::Registry).await;
+    let address = world.address;
+    world.pods_with_shares().await;
+    world.processes_of_all();
+    world.until_measured().await;
     println!("{SCRAPES} scrapes each; 8 GPUs, 200 processes, 100 pods, sampled every 20 ms:");
     let (p99, page) = measure("the agent", address, "").await;
     measure("a copy of that text", copy_of(page).await, "").await;

@@ -5,6 +5,10 @@
 //! - [`exporter`] turns samples of GPUs and processes into metrics. It does no IO either.
 //! - [`shell`] carries out the actions and reports the results as events.
 
+// Fixtures that unit tests share with integration tests name this crate.
+#[cfg(test)]
+extern crate self as tessera_agent;
+
 pub mod controller;
 pub mod exporter;
 pub mod shell;

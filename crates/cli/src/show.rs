@@ -38,8 +38,3 @@ pub(crate) fn request_text(dialect: Dialect, request: Request, unit: MemoryUnit)
     let resource = if dialect == Dialect::Vcuda { vcuda::MEMORY } else { gpushare::MEMORY };
     (memory > 0).then(|| format!("{some}{resource}={memory}"))
 }
-
-/// Formats a count, such as `1 node` or `2 nodes`.
-pub(crate) fn count(number: usize, one: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
-}

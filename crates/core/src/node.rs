@@ -6,7 +6,7 @@ use crate::gpu::{Gpu, GpuKind, Health};
 use crate::gpu_set::GpuSet;
 use crate::grant::{GpuUsage, Hold, PodGrant};
 use crate::topology::Topology;
-use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
+use crate::units::{Count, GpuIndex, MiB, MilliCpu, NodeName, Percent};
 
 /// The GPUs and host resources of a node, as its agent and Kubernetes report them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub enum BadNode {
         count: usize,
     },
     /// The topology describes another number of GPUs.
-    #[error("node {node} has {gpus} GPUs, but its topology describes {linked}")]
+    #[error("node {node} has {}, but its topology describes {linked}", Count(*.gpus, "GPU"))]
     Topology {
         /// The node that is described wrongly.
         node: NodeName,

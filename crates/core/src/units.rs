@@ -29,6 +29,24 @@ pub struct NodeName(pub String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub String);
 
+/// A number of things, printed with the noun in its singular or plural form: "1 pod", "2 pods".
+#[derive(Clone, Copy, Debug)]
+pub struct Count<N>(
+    /// How many things there are.
+    pub N,
+    /// What one of them is called. The plural form must end with an additional "s".
+    pub &'static str,
+);
+
+// === impl Count ===
+
+impl<N: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, noun) = self;
+        write!(f, "{number} {noun}{}", if *number == N::from(1) { "" } else { "s" })
+    }
+}
+
 // === impl MiB, Percent, MilliCpu ===
 
 impl Percent {
@@ -123,3 +141,14 @@ macro_rules! name {
 
 name!(NodeName);
 name!(PodUid);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_printed_with_the_noun_in_its_number() {
+        let printed = [0u64, 1, 2].map(|number| Count(number, "idle GPU").to_string());
+        assert_eq!(printed, ["0 idle GPUs", "1 idle GPU", "2 idle GPUs"]);
+    }
+}

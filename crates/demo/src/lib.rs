@@ -49,7 +49,9 @@ pub struct DemoOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// Too few nodes were requested.
-    #[error("{0} nodes are too few, because one is reserved for the preemption; write --nodes 2 or more")]
+    #[error(
+        "--nodes {0} is too few, because one node is reserved for the preemption; write --nodes 2 or more"
+    )]
     TooFewNodes(usize),
     /// The demo was interrupted before the cluster was up.
     #[error("interrupted before the cluster was up")]

@@ -13,6 +13,7 @@ use tessera_core::{
     gpu::{Gpu, GpuUuid},
     topology::Topology,
 };
+use tessera_wire::{foreign::smi_matrix::BadMatrix, tessera::inventory::BadInventory};
 
 pub use self::{
     nvml::Nvml,
@@ -123,8 +124,22 @@ pub enum GpusError {
         /// Path of the description.
         path: PathBuf,
         /// Error of the file system or of the parser.
-        reason: String,
+        reason: BadDescription,
     },
+}
+
+/// Reason why a description of simulated GPUs cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BadDescription {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] std::io::Error),
+    /// The JSON of the file does not describe GPUs.
+    #[error(transparent)]
+    Inventory(#[from] BadInventory),
+    /// The file is neither JSON nor a matrix of links.
+    #[error(transparent)]
+    Matrix(#[from] BadMatrix),
 }
 
 /// Source of the GPUs, written as `nvml` or `simulated:FILE`.

@@ -86,7 +86,7 @@ struct KubeletState {
     limit: Mutex<RateLimit>,
     lists: std::sync::atomic::AtomicUsize,
     /// Number of device updates from plugins.
-    news: tokio::sync::watch::Sender<u64>,
+    device_updates: tokio::sync::watch::Sender<u64>,
     /// State of the random choices, which are the same in every run.
     dice: Mutex<u64>,
 }
@@ -100,7 +100,7 @@ impl Kubelet {
             plugins: Mutex::default(),
             limit: Mutex::new(RateLimit::new()),
             lists: std::sync::atomic::AtomicUsize::new(0),
-            news: tokio::sync::watch::Sender::new(0),
+            device_updates: tokio::sync::watch::Sender::new(0),
             dice: Mutex::new(seed.wrapping_mul(2).wrapping_add(1)),
         });
         let stop = CancellationToken::new();
@@ -139,8 +139,9 @@ impl Kubelet {
     }
 
     /// Returns a receiver that changes with every device update of a plugin.
-    fn news(&self) -> tokio::sync::watch::Receiver<u64> {
-        self.state.news.subscribe()
+    #[must_use]
+    pub fn device_updates(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.state.device_updates.subscribe()
     }
 
     /// Returns all held devices with their pods and containers.

@@ -16,6 +16,7 @@ use tessera_core::ledger::Conflict;
 use tessera_core::node::BadNode;
 use tessera_core::placement::PlacementError;
 use tessera_core::topology::Topology;
+use tessera_core::units::Count;
 
 /// A policy that chooses the GPUs of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +54,10 @@ pub enum StreamError {
         policy: StreamPolicy,
     },
     /// No job of the stream fits on the host.
-    #[error("a host with {0} GPUs is too small for the stream")]
+    #[error("a host with {} is too small for the stream", Count(*.0, "GPU"))]
     TooSmall(usize),
     /// The policy found no set although enough GPUs are free.
-    #[error("the policy found no set of {size} GPUs among {free} free ones")]
+    #[error("the policy found no set of {} among {free} that are free", Count(*.size, "GPU"))]
     NoSet {
         /// Number of free GPUs.
         free: usize,

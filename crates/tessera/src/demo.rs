@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
+use tessera_core::units::Count;
 use tessera_demo::{DemoOptions, MachineModel, built_in_models};
 
 use crate::{host, log, values};
@@ -116,12 +117,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         let (pods, process) = (&report.pods, &report.process);
         crate::print(&format!(
-            "{} pods bound, {} attempts without a node, {} pods evicted; {} checks, {} violations; {:.2} cores, {} MiB.\n",
-            pods.bound,
-            pods.refusals,
-            pods.evicted,
-            report.invariants.checks,
-            report.invariants.violations.len(),
+            "{} bound, {} without a node, {} evicted; {}, {}; {:.2} cores, {} MiB.\n",
+            Count(pods.bound, "pod"),
+            Count(pods.refusals, "attempt"),
+            Count(pods.evicted, "pod"),
+            Count(report.invariants.checks, "check"),
+            Count(report.invariants.violations.len(), "violation"),
             process.cores,
             process.peak_mib,
         ));

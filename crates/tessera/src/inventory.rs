@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use tessera_core::gpu::Health;
-use tessera_core::units::MiB;
+use tessera_core::units::{Count, MiB};
 use tessera_node::gpus::{
     DiscoveredGpus, GpuSample, GpuSource, Gpus, GpusError, ProcessMemory, SampleInterval,
 };
@@ -95,7 +95,11 @@ fn describe(found: &DiscoveredGpus, looks: &[Option<GpuSample>]) -> String {
         let _ = writeln!(text, "  in use: {used}; processes: [{}]", processes.join(", "));
     }
     if let Some(links) = found.topology.nvswitch_links() {
-        let _ = writeln!(text, "all GPUs reach each other through NVSwitch, with {links} NVLinks each");
+        let _ = writeln!(
+            text,
+            "all GPUs reach each other through NVSwitch, with {} each",
+            Count(links, "NVLink")
+        );
     }
     text.push('\n');
     text.push_str(&smi_matrix::print(&SmiMatrix {

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use tessera_core::gpu::Gpu;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::topology::Topology;
-use tessera_core::units::{MiB, MilliCpu};
+use tessera_core::units::{Count, MiB, MilliCpu};
 use tessera_wire::foreign::smi_matrix::{self, SmiMatrix};
 use tessera_wire::foreign::{gpu_topology, gpu_tree};
 
@@ -69,7 +69,7 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
     for (other, file) in matrices.zip(&files[1..]) {
         let (gpu_count, others) = (matrix.topology.count(), other?);
         matrix.topology = matrix.topology.completed_by(&others.topology).with_context(|| {
-            format!("{} describes {} GPUs, not {gpu_count}", file.display(), others.topology.count())
+            format!("{} describes {}, not {gpu_count}", file.display(), Count(others.topology.count(), "GPU"))
         })?;
     }
     Ok(matrix)
@@ -88,7 +88,13 @@ pub(crate) fn usual_cpu(gpu_count: usize) -> MilliCpu {
 
 /// Returns a node with healthy GPUs of one unnamed model, with these links and memory sizes.
 pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: MilliCpu) -> Result<Node> {
-    ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
+    let gpu_count = topology.count();
+    ensure!(
+        memory.len() == gpu_count,
+        "{} for {}",
+        Count(memory.len(), "memory size"),
+        Count(gpu_count, "GPU")
+    );
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {
         numa: topology.numa(index),
         ..Gpu::new(index, format!("GPU-{index}").as_str().into(), "GPU".into(), *memory)

@@ -3,7 +3,7 @@
 use tessera_core::{
     gpu_set::GpuSet,
     placement::PlacementError,
-    units::{GpuIndex, NodeName, PodUid},
+    units::{Count, GpuIndex, NodeName, PodUid},
 };
 use tessera_wire::{foreign::pod_spec::BadPod, kubelet::device_id::Resource};
 
@@ -200,10 +200,10 @@ pub enum DeviceMismatch {
     #[error("but the container's other resources are on GPU {0}")]
     OtherGpus(GpuSet),
     /// The devices are on more GPUs than requested.
-    #[error("which are more than {0} GPUs")]
+    #[error("which are on more than {}", Count(*.0, "GPU"))]
     TooManyGpus(usize),
     /// The devices are not evenly distributed over the requested number of GPUs.
-    #[error("which do not make {0} GPU(s)")]
+    #[error("which do not make {}", Count(*.0, "GPU"))]
     WrongCount(usize),
     /// The container's memory is on GPUs without any of the devices.
     #[error("but the container's memory is on GPU {0}")]

@@ -3,6 +3,8 @@
 mod diagnostics;
 mod event_orders;
 mod failures;
+#[path = "../../tests/fixtures/mod.rs"]
+mod fixtures;
 mod hostile_input;
 mod situations;
 mod usage_check;

@@ -79,3 +79,26 @@ impl DevicePlugin for Plugin {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn calls_are_refused_while_the_agent_stops() {
+        let (messages, mut inbox) = mpsc::unbounded_channel();
+        let plugin = Plugin::new(Resource::VcudaCore, messages);
+        // The shell drops the calls that wait, and then its inbox.
+        let stop = async {
+            let Some(Message::Call(_, _, reply)) = inbox.recv().await else { panic!("not a call") };
+            drop((reply, inbox));
+        };
+        let (waiting, ()) = tokio::join!(plugin.allocate(Vec::new()), stop);
+        for refused in [waiting, plugin.allocate(Vec::new()).await] {
+            let reason = refused.unwrap_err().0;
+            assert_eq!(reason, "the agent is stopping; the pod is admitted after its restart");
+        }
+    }
+}

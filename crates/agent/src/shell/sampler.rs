@@ -323,8 +323,9 @@ mod tests {
 
     use super::*;
 
-    /// GPUs without processes: one hangs, one fails, and one can be sampled.
-    struct PartlyBroken;
+    /// GPUs without processes: one hangs, one fails, and one can be sampled. They report the begin
+    /// of each sample.
+    struct PartlyBroken(mpsc::Sender<GpuUuid>);
 
     impl Gpus for PartlyBroken {
         fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
@@ -332,6 +333,7 @@ mod tests {
         }
 
         fn sample(&self, gpu: &GpuUuid, _interval: SampleInterval) -> Result<GpuSample, GpusError> {
+            let _ended = self.0.send(gpu.clone());
             let empty = GpuSample { processes: Some(Vec::new()), ..GpuSample::default() };
             if gpu.0.as_ref() == "empty" { Ok(empty) } else { Err(GpusError::NoGpu) }
         }
@@ -358,19 +360,21 @@ mod tests {
         }
     }
 
-    fn sampling(gpus: &[&str]) -> Sampler {
-        let sampler =
-            Sampler::new(Arc::new(PartlyBroken), Sampling { trust_proc_root: true, ..Sampling::default() });
+    fn sampling(gpus: &[&str]) -> (Sampler, mpsc::Receiver<GpuUuid>) {
+        let (begun, samples) = mpsc::channel();
+        let sampling =
+            Sampling { interval: Duration::from_millis(1), trust_proc_root: true, ..Sampling::default() };
+        let sampler = Sampler::new(Arc::new(PartlyBroken(begun)), sampling);
         for gpu in gpus {
             let poller = sampler.start_poller((*gpu).into()).unwrap();
             lock(&sampler.pollers).insert((*gpu).into(), poller);
         }
-        sampler
+        (sampler, samples)
     }
 
     #[test]
     fn leaves_out_a_gpu_that_hangs_and_asks_it_once() {
-        let sampler = sampling(&["fine", "hangs", "fails"]);
+        let (sampler, _samples) = sampling(&["fine", "hangs", "fails"]);
         for _ in 0..2 {
             assert_eq!(sampler.container_processes(&BTreeSet::new()).0, ["fine".into()].into());
             let pending = |gpu: &str| lock(&sampler.pollers)[&gpu.into()].is_pending.load(Ordering::Relaxed);
@@ -380,10 +384,9 @@ mod tests {
 
     #[test]
     fn asks_a_gpu_without_processes_only_if_it_is_required() {
-        let sampler = sampling(&["fine", "empty"]);
-        while lock(&sampler.meter).gpu(&"empty".into()).is_none() {
-            thread::yield_now();
-        }
+        let (sampler, samples) = sampling(&["fine", "empty"]);
+        // The first sample is stored before the second one begins.
+        assert_eq!(samples.iter().filter(|gpu| gpu.0.as_ref() == "empty").take(2).count(), 2);
         let all: BTreeSet<GpuUuid> = ["fine".into(), "empty".into()].into();
         assert_eq!(sampler.container_processes(&BTreeSet::new()).0, ["fine".into()].into());
         assert_eq!(sampler.container_processes(&all).0, all);

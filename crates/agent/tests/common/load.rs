@@ -1,10 +1,9 @@
 //! Processes on the GPUs of the node, and access to its pages.
 
-#![allow(dead_code, reason = "not every user of this module needs all helpers")]
-
 use std::{
     fs,
     net::{SocketAddr, TcpListener},
+    time::Duration,
 };
 
 use serde_json::json;
@@ -14,23 +13,21 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::World;
+use super::{World, fixtures::container_id, with_timeout};
 
 /// Number of pods of a full node.
 const PODS: u32 = 100;
+
+/// Time between two requests to a program of another project.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 fn gpu_of(pod: u32) -> u8 {
     u8::try_from(pod % 8).unwrap()
 }
 
-/// Returns an address with a free port.
+/// Returns an address with a free port, for a program that cannot choose one itself.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-/// Returns a container ID made from a number.
-pub(crate) fn container_id(number: u32) -> String {
-    format!("{number:064x}")
 }
 
 /// Fetches a page and returns its head and body.
@@ -47,6 +44,20 @@ pub(crate) async fn fetch(address: SocketAddr, path: &str, headers: &str) -> Opt
 /// Fetches a page as text.
 pub(crate) async fn page(address: SocketAddr, path: &str) -> Option<String> {
     String::from_utf8(fetch(address, path, "").await?.1).ok()
+}
+
+/// Asks until there is an answer. Only for programs of other projects, which report no events;
+/// everything else has an event to wait for.
+pub(crate) async fn poll_foreign<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    with_timeout(what, async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    })
+    .await
 }
 
 impl World {
@@ -93,24 +104,24 @@ impl World {
         }
     }
 
-    /// Runs 100 pods with two processes each.
-    pub(crate) async fn crowd(&self) {
-        self.pods_with_shares().await;
-        self.processes_of_all();
+    /// Fetches a page of the agent as text.
+    pub(crate) async fn page(&self, path: &str) -> String {
+        page(self.address, path).await.unwrap_or_else(|| panic!("the agent does not serve {path}"))
     }
 
-    /// Waits until a page has a line that starts with `begin`.
-    pub(crate) async fn until_shown(&self, path: &str, begin: &str) -> String {
-        let address = self.listen.unwrap();
-        super::with_timeout(&format!("{begin} at {path}"), async {
-            loop {
-                let text = page(address, path).await.unwrap_or_default();
-                if text.lines().any(|line| line.starts_with(begin)) {
-                    return text;
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-            }
-        })
-        .await
+    /// Waits until the agent has handled every event of the API server.
+    pub(crate) async fn until_handled(&self) {
+        self.api.until_taken().await;
+        // The main loop answers this request after the events before it.
+        self.page("/healthz").await;
+    }
+
+    /// Waits until the exporter knows all pods and has sampled each GPU twice since, so that there
+    /// are values over time.
+    pub(crate) async fn until_measured(&self) {
+        self.until_handled().await;
+        // The exporter learns about new pods when a page is fetched.
+        self.page("/metrics").await;
+        self.gpus.sampled(2).await;
     }
 }

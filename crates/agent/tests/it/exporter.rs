@@ -1,6 +1,6 @@
 //! Pages of the agent about processes on its GPUs.
 
-use std::{io::Read as _, sync::Arc, time::Duration};
+use std::{io::Read as _, time::Duration};
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
@@ -12,24 +12,23 @@ use tessera_node::gpus::{
 
 use super::{
     SHARE,
-    common::load::{container_id, fetch, free_address, page},
-    common::{RegistrationWay, World, uuid, with_timeout},
+    common::fixtures::{a100s, container_id, uuid},
+    common::gpus::CountedGpus,
+    common::load::{fetch, page},
+    common::{RegistrationWay, World},
 };
-
-async fn world() -> (World, std::net::SocketAddr) {
-    let address = free_address();
-    (World::listening(RegistrationWay::Registry, Some(address)).await, address)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shows_processes_with_their_container() {
-    let (world, address) = world().await;
+    let world = World::new(RegistrationWay::Registry).await;
     world.running(1, "train", &SHARE, 3).await;
     world.process(41, 3, 2048, 40, &container_id(1));
+    world.until_measured().await;
     let labels = format!(r#"{{namespace="team",pod="train",container="main",gpu="3",uuid="{}"}}"#, uuid(3));
-    let text = world.until_shown("/metrics", &format!("tessera_container_busy_ratio{labels} 0.4")).await;
+    let text = world.page("/metrics").await;
+    assert!(text.contains(&format!("tessera_container_busy_ratio{labels} 0.4\n")), "{text}");
     assert!(text.contains(&format!("tessera_container_memory_used_bytes{labels} 2147483648\n")), "{text}");
-    let json_page = async |path| serde_json::from_str::<Value>(&page(address, path).await.unwrap()).unwrap();
+    let json_page = async |path| serde_json::from_str::<Value>(&world.page(path).await).unwrap();
     let shown = json_page("/v1/use").await;
     let gpu = json!({
         "uuid": uuid(3), "index": 3, "grantedPercent": 30, "grantedMiB": 10240, "memoryUsedMiB": 2048,
@@ -49,19 +48,17 @@ async fn shows_processes_with_their_container() {
     assert!(graph["graph"].as_str().unwrap().contains("41"), "{graph}");
     world.api.delete("uid-train");
     world.kubelet().remove("uid-train");
-    with_timeout("the series of the pod to end", async {
-        while page(address, "/metrics").await.unwrap().contains("\"train\"") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    world.until_handled().await;
+    let text = world.page("/metrics").await;
+    assert!(!text.contains("\"train\""), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn serves_pages_in_the_accepted_format() {
-    let (world, address) = world().await;
+    let world = World::new(RegistrationWay::Registry).await;
+    let address = world.address;
     world.running(1, "train", &SHARE, 3).await;
-    world.until_shown("/metrics", "tessera_container_memory_used_bytes").await;
+    world.until_measured().await;
     let (head, _) = fetch(address, "/metrics", "").await.unwrap();
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
     let accept =
@@ -88,51 +85,44 @@ async fn serves_pages_in_the_accepted_format() {
 async fn exports_the_host_without_kubernetes() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
-    std::fs::write(&file, super::common::eight_gpus()).unwrap();
+    std::fs::write(&file, a100s(8).to_string()).unwrap();
+    let gpus = CountedGpus::new(Simulated::new(file));
     let sampling = Sampling {
         interval: Duration::from_millis(20),
         proc_root: directory.path().join("proc"),
         ..Sampling::default()
     };
-    let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
+    let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let served = tokio::spawn(standalone.serve(listener, stop.clone()));
-    with_timeout("the first look", async {
-        while !page(address, "/metrics").await.unwrap_or_default().contains("tessera_gpu_memory_used_bytes") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    gpus.sampled(1).await;
     let text = page(address, "/metrics").await.unwrap();
     assert!(text.contains("tessera_exporter_source_up{source=\"kubelet\"} 0\n"), "{text}");
     assert!(text.contains("tessera_exporter_source_up{source=\"gpus\"} 1\n"), "{text}");
+    assert!(text.contains("\ntessera_gpu_memory_used_bytes{"), "{text}");
     stop.cancel();
     served.await.unwrap();
 }
 
-/// Simulated GPUs of which one hangs. They count their samples.
-struct OneHangs {
-    inner: Simulated,
-    samples: std::sync::atomic::AtomicU64,
-}
+/// Simulated GPUs that hang in their second sample, and one of them already in its first.
+struct Hanging(Simulated);
 
-impl Gpus for OneHangs {
+impl Gpus for Hanging {
     fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
-        self.inner.discover()
+        self.0.discover()
     }
 
     fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
-        self.samples.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        while gpu.0.as_ref() == uuid(2) {
+        while gpu.0.as_ref() == uuid(2) || interval.since > 0 {
             std::thread::park();
         }
-        self.inner.sample(gpu, interval)
+        self.0.sample(gpu, interval)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
-        self.inner.processes(gpu)
+        self.0.processes(gpu)
     }
 
     fn watch(
@@ -151,11 +141,10 @@ impl Gpus for OneHangs {
 async fn a_gpu_that_hangs_blocks_no_other_and_scrapes_do_not_sample() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
-    std::fs::write(&file, super::common::eight_gpus()).unwrap();
-    let gpus = Arc::new(OneHangs { inner: Simulated::new(file), samples: 0.into() });
-    // Each GPU is sampled once during this test.
+    std::fs::write(&file, a100s(8).to_string()).unwrap();
+    let gpus = CountedGpus::new(Hanging(Simulated::new(file)));
     let sampling = Sampling {
-        interval: Duration::from_secs(3600),
+        interval: Duration::ZERO,
         proc_root: directory.path().join("proc"),
         ..Sampling::default()
     };
@@ -164,23 +153,19 @@ async fn a_gpu_that_hangs_blocks_no_other_and_scrapes_do_not_sample() {
     let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let served = tokio::spawn(standalone.serve(listener, stop.clone()));
-    let fine = |gpu: u8, is: u8| {
-        format!("tessera_gpu_sample_success{{gpu=\"{gpu}\",uuid=\"{}\"}} {is}\n", uuid(gpu))
-    };
-    with_timeout("all GPUs but one", async {
-        loop {
-            let text = page(address, "/metrics").await.unwrap_or_default();
-            if (0..8).all(|gpu| text.contains(&fine(gpu, u8::from(gpu != 2)))) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    // Each GPU has begun its first sample, and all but one their second.
+    let all_samples = 8 + 7;
+    gpus.until_begun(all_samples).await;
+    let text = page(address, "/metrics").await.unwrap();
+    for gpu in 0..8 {
+        let (uuid, is) = (uuid(gpu), u8::from(gpu != 2));
+        let line = format!("tessera_gpu_sample_success{{gpu=\"{gpu}\",uuid=\"{uuid}\"}} {is}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
     for _ in 0..50 {
         page(address, "/metrics").await.unwrap();
     }
-    assert_eq!(gpus.samples.load(std::sync::atomic::Ordering::Relaxed), 8, "scrapes do not sample the GPUs");
+    assert_eq!(gpus.begun(), all_samples, "scrapes do not sample the GPUs");
     stop.cancel();
     served.await.unwrap();
 }

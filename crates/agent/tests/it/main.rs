@@ -9,8 +9,11 @@ mod exporter;
 mod node_watch;
 mod situations;
 
-use common::{RegistrationWay, World, uuid};
-use tessera_limits::{files, futex};
+use std::sync::atomic::Ordering;
+
+use common::{RegistrationWay, World, fixtures::uuid, with_timeout};
+use tessera_limits::{GpuSlot, files, futex};
+use tessera_sim::kubelet::KubeletError;
 use tessera_wire::tessera::inventory;
 
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
@@ -20,11 +23,31 @@ async fn publishes_the_gpus_of_the_node_and_arbitrates_shares() {
     let world = World::new(RegistrationWay::Registry).await;
     let pod = world.bind("share", &SHARE, Some(2));
     world.run(&pod).await.unwrap();
-    let control = files::open_control(&world.grants().join("uid-share/main")).unwrap();
-    world.until("the arbiter to be there", || control.has_arbiter(futex::now())).await;
+    let opened = tokio::task::spawn_blocking(until_a_window_opens(world.grants().join("uid-share/main")));
+    with_timeout("a window of the container", opened).await.unwrap();
     let annotations = world.api.node.lock().unwrap().annotations.clone();
     assert_eq!(inventory::parse(&annotations[inventory::KEY]).unwrap().gpus.len(), 8);
     assert_eq!(annotations["NODE_TYPE"], "test.8xlarge");
+}
+
+/// Returns the work of the container's library: it requests a window on its GPU and sleeps until the
+/// arbiter opens one.
+fn until_a_window_opens(grant: std::path::PathBuf) -> impl FnOnce() {
+    move || {
+        let (control, account) = (files::open_control(&grant).unwrap(), files::open_account(&grant).unwrap());
+        let slot = account.claim(std::process::id(), std::process::id(), |_| {}).unwrap();
+        account.slot(slot).demand[GpuSlot::FIRST].wants.store(1, Ordering::Release);
+        files::ArbiterWakeup::of(&grant).notify();
+        let window = control.window(GpuSlot::FIRST);
+        loop {
+            let state = window.read();
+            if state.number > 0 {
+                break;
+            }
+            futex::wait(&window.change, state.change, u64::from(u32::MAX));
+        }
+        assert!(control.has_arbiter(futex::now()));
+    }
 }
 
 async fn survives_restarts(way: RegistrationWay) {
@@ -37,15 +60,15 @@ async fn survives_restarts(way: RegistrationWay) {
     let checkpoint = world.kubelet.take().unwrap().stop().await;
     let meanwhile = world.bind("meanwhile", &SHARE, Some(1));
     world.start_kubelet(checkpoint);
-    world.wait_until_served().await;
+    world.until_served().await;
     let given = world.run(&meanwhile).await.unwrap();
     assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(1));
 
     // The agent restarts, a container restarts, and the next pod gets its GPUs.
     world.stop_agent().await;
-    world.until("the devices to be gone", || world.kubelet().allocatable("nvidia.com/gpu") == 0).await;
-    world.start_agent();
-    world.wait_until_served().await;
+    world.until_allocatable("nvidia.com/gpu", 0).await;
+    world.start_agent().await;
+    world.until_served().await;
     world.kubelet().start_containers(&first).await.unwrap();
     assert_eq!(world.kubelet().holds("uid-first", "main"), held);
     let whole = world.bind("whole", &[("nvidia.com/gpu", "6")], None);
@@ -87,15 +110,13 @@ async fn returns_a_rejection_to_the_kubelet_and_withdraws_an_unhealthy_gpu() {
     let all = world.bind("all", &[("nvidia.com/gpu", "8")], None);
     world.run(&all).await.unwrap();
     let late = world.bind("late", &[("aliyun.com/gpu-mem", "8")], None);
-    let refused = world.run(&late).await.unwrap_err();
+    let refused = world.run(&late).await.unwrap_err().to_string();
     assert!(refused.contains("no GPU with 8192 MiB left on node node-1"), "{refused}");
     std::fs::write(world.events(), "3 xid 79\n").unwrap();
-    world
-        .until("the GPU to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700)
-        .await;
-    world.until("the list", || *world.api.unhealthy.lock().unwrap() == Some(vec![3])).await;
+    world.until_allocatable("tencent.com/vcuda-core", 700).await;
+    world.api.until("the list", |api| *api.unhealthy.lock().unwrap() == Some(vec![3])).await;
     std::fs::write(world.events(), "3 xid 79\n3 back\n").unwrap();
-    world.until("the GPU to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;
+    world.until_allocatable("tencent.com/vcuda-core", 800).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,18 +126,19 @@ async fn stops_while_the_kubelet_waits_for_an_answer() {
     // This podresources server accepts connections and never answers.
     let socket = world.directory.path().join("kubelet/pod-resources/kubelet.sock");
     std::fs::remove_file(&socket).unwrap();
-    let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
-    world.start_agent();
-    world.wait_until_served().await;
+    let silent = tokio::net::UnixListener::bind(&socket).unwrap();
+    world.start_agent().await;
+    world.until_served().await;
     let pod = world.bind("waits", &SHARE, Some(3));
     let kubelet = world.kubelet.take().unwrap();
     let mut admission = std::pin::pin!(kubelet.admit(&pod));
-    let wait = std::time::Duration::from_millis(300);
-    assert!(
-        tokio::time::timeout(wait, &mut admission).await.is_err(),
-        "the agent must not answer without the kubelet's list"
-    );
+    let connected = tokio::select! {
+        answer = &mut admission => panic!("the agent answered without the kubelet's list: {answer:?}"),
+        connected = with_timeout("the agent to ask for the kubelet's list", silent.accept()) => connected,
+    };
     world.stop_agent().await;
-    let refused = admission.await.unwrap_err().to_string();
-    assert!(refused.contains("the agent is stopping"), "{refused}");
+    // The call may have reached the agent before it stopped, or not.
+    let refused = with_timeout("the end of the admission", admission).await;
+    assert!(matches!(refused, Err(KubeletError::Rejected(_))), "{refused:?}");
+    drop(connected);
 }

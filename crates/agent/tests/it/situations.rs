@@ -4,47 +4,40 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Mutex;
 
-use serde_json::{Value, json};
-use tessera_core::{
-    grant::{ContainerGrant, Hold},
-    units::GpuIndex,
-};
+use tessera_core::request::ContainerRole;
 use tessera_limits::{UuidBytes, files};
 use tessera_sim::kubelet::situations::{
     self, ContainerObservation, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod, SituationRole,
 };
+use tessera_sim::kubelet::{Admitted, KubeletError};
 use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
     tessera::grant,
 };
 
-use crate::common::{RegistrationWay, World, core_node, uuid};
+use crate::common::{
+    Api, RegistrationWay, World, core_node,
+    fixtures::{self, ContainerFixture, uuid},
+};
 
 struct Embedded {
     world: World,
     /// Pods that are bound and not yet admitted, in order.
     bound: Mutex<Vec<Pod>>,
-    admitted: Mutex<BTreeMap<String, Result<tessera_sim::kubelet::Admitted, String>>>,
+    admitted: Mutex<BTreeMap<String, Result<Admitted, KubeletError>>>,
 }
 
 fn pod(asking: &SituationPod) -> Pod {
-    let container = |asked: &situations::SituationContainer| {
-        let mut container = json!({ "name": asked.name, "resources": { "limits": asked.resources } });
-        if asked.role == SituationRole::Sidecar {
-            container["restartPolicy"] = "Always".into();
-        }
-        container
-    };
-    let of = |early: bool| -> Vec<Value> {
-        let asked = asking.containers.iter();
-        asked.filter(|asked| (asked.role != SituationRole::Main) == early).map(container).collect()
-    };
-    serde_json::from_value(json!({
-        "metadata": { "name": asking.name, "namespace": "team", "uid": uid(asking) },
-        "spec": { "initContainers": of(true), "containers": of(false) },
-        "status": { "phase": "Pending" },
-    }))
-    .unwrap()
+    fn container(asked: &situations::SituationContainer) -> ContainerFixture<'_> {
+        let role = match asked.role {
+            SituationRole::Init => ContainerRole::Init,
+            SituationRole::Sidecar => ContainerRole::Sidecar,
+            SituationRole::Main => ContainerRole::Main,
+        };
+        let limits = asked.resources.iter().map(|(name, amount)| (name.as_str(), amount.to_string()));
+        (asked.name.as_str(), role, limits.collect())
+    }
+    fixtures::pod(&asking.name, &uid(asking), &asking.containers.iter().map(container).collect::<Vec<_>>())
 }
 
 fn uid(asking: &SituationPod) -> String {
@@ -79,18 +72,11 @@ impl NodeUnderTest for Embedded {
     async fn bind_pod(&self, asking: &SituationPod) -> Result<(), Infallible> {
         let mut pod = pod(asking);
         if !asking.is_unplaced() {
-            let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
-            let granted: Vec<ContainerGrant> = claims
-                .iter()
-                .map(|claim| {
-                    let asked = asking.containers.iter().find(|asked| asked.name == claim.container).unwrap();
-                    let hold = Hold::of(claim.request);
-                    let gpus = asked.granted.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect();
-                    ContainerGrant { container: claim.container.clone(), role: claim.role, holds: gpus }
-                })
-                .collect();
-            pod.metadata.annotations =
-                grant::annotations(&pod.spec, &granted, &core_node(), MemoryUnit::GiB, 1).unwrap();
+            let gpus_of = |name: &str| {
+                let asked = asking.containers.iter().find(|asked| asked.name == name)?;
+                Some(asked.granted.clone())
+            };
+            fixtures::annotate(&mut pod, &core_node(), gpus_of);
         }
         self.world.api.apply(pod.clone());
         self.bound.lock().unwrap().push(pod);
@@ -105,13 +91,14 @@ impl NodeUnderTest for Embedded {
         }
         let given = match self.admitted.lock().unwrap().remove(&uid(asking)).unwrap() {
             Ok(given) => given,
-            Err(words) => return Ok(PodOutcome::Refused(words)),
+            Err(refused) => return Ok(PodOutcome::Refused(refused.to_string())),
         };
         let spec = pod(asking).spec;
         let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
         let annotations = || self.world.api.pod(&uid(asking)).metadata.annotations;
-        let is_annotated = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
-        self.world.until("the annotations of the pod", is_annotated).await;
+        let is_annotated =
+            |_: &Api| assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
+        self.world.api.until("the annotations of the pod", is_annotated).await;
         let grants = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
         let seen = |asked: &situations::SituationContainer| {
             let grant = grants.iter().find(|grant| grant.container == asked.name);
@@ -135,11 +122,11 @@ impl NodeUnderTest for Embedded {
         for uid in self.world.api.uids() {
             self.world.api.delete(&uid);
         }
-        let grants = self.world.grants();
-        let pods = || std::fs::read_dir(&grants).unwrap().flatten().map(|entry| entry.file_name());
-        self.world
-            .until("the grants to be removed", || pods().all(|name| name.to_string_lossy().starts_with('.')))
-            .await;
+        self.world.until_handled().await;
+        for entry in std::fs::read_dir(self.world.grants()).unwrap() {
+            let name = entry.unwrap().file_name();
+            assert!(name.to_string_lossy().starts_with('.'), "the grants of {name:?} are not removed");
+        }
         Ok(())
     }
 }

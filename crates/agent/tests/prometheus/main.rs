@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 #[path = "../common/mod.rs"]
-#[allow(dead_code, reason = "shared with other tests")]
 mod common;
 mod server;
 
@@ -17,11 +16,7 @@ use std::{
     process::Command,
 };
 
-use common::{
-    RegistrationWay, World,
-    load::{container_id, free_address, page},
-    with_timeout,
-};
+use common::{RegistrationWay, World, fixtures::container_id, load::poll_foreign};
 use serde_json::Value;
 use server::{Prometheus, promtool};
 use tessera_agent::exporter::families::{MetricsOptions, VOCABULARIES};
@@ -65,15 +60,16 @@ async fn busy_world() -> World {
         processes: true,
         ..MetricsOptions::default()
     };
-    let world = World::with_metrics(RegistrationWay::Registry, Some(free_address()), options).await;
+    let world = World::with_metrics(RegistrationWay::Registry, options).await;
     let share = [("tencent.com/vcuda-core", "20"), ("tencent.com/vcuda-memory", "4")];
     world.running(1, "train", &share, 3).await;
     world.running(2, "idle", &share, 3).await;
     world.process(41, 3, 2048, 40, &container_id(1));
     world.process(42, 5, 512, 10, &container_id(2));
     std::fs::write(world.events(), "3 xid 79\n").unwrap();
-    world.until_shown("/metrics", "tessera_gpu_xid_last_timestamp_seconds").await;
-    world.until_shown("/metrics", "tessera_container_escaped_processes").await;
+    world.api.until("the unhealthy GPU", |api| *api.unhealthy.lock().unwrap() == Some(vec![3])).await;
+    world.api.until_noticed("GpuShareEscaped").await;
+    world.until_measured().await;
     world
 }
 
@@ -89,7 +85,7 @@ fn rules_are_valid_and_fire_on_the_right_series() {
 #[tokio::test(flavor = "multi_thread")]
 async fn native_families_pass_the_linter() {
     let world = busy_world().await;
-    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
+    let text = world.page("/metrics").await;
     let ours = |line: &&str| {
         line.trim_start_matches("# TYPE ").trim_start_matches("# HELP ").starts_with("tessera_")
     };
@@ -104,7 +100,7 @@ async fn native_families_pass_the_linter() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     let world = busy_world().await;
-    let prometheus = Prometheus::start(world.listen.unwrap(), &rules());
+    let prometheus = Prometheus::start(world.address, &rules());
     for path in ["/metrics", "/metrics/nodes", "/metric"] {
         prometheus.until_some(&format!("up{{job=\"{path}\"}} == 1")).await;
         prometheus.until_some(&format!("scrape_samples_scraped{{job=\"{path}\"}} > 0")).await;
@@ -112,7 +108,7 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     prometheus.until_some("rate(tessera_container_busy_seconds_total{pod=\"train\"}[10s]) > 0.35").await;
 
     // Each GPU has been sampled twice by now. Values of the library in a container are absent here.
-    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
+    let text = world.page("/metrics").await;
     let known: BTreeSet<String> =
         text.lines().filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect();
     for query in queries() {
@@ -149,14 +145,9 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
         assert!(!found.is_empty(), "{name}");
     }
 
-    let rules = with_timeout("all rules to be evaluated", async {
-        loop {
-            let rules = prometheus.rules().await;
-            if rules.iter().all(|rule| rule["health"] != "unknown") {
-                return rules;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
+    let rules = poll_foreign("all rules to be evaluated", async || {
+        let rules = prometheus.rules().await;
+        rules.iter().all(|rule| rule["health"] != "unknown").then_some(rules)
     })
     .await;
     assert!(rules.len() > 8);

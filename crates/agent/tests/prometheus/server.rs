@@ -5,15 +5,11 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use serde_json::Value;
 
-use super::common::{
-    load::{fetch, free_address},
-    with_timeout,
-};
+use super::common::load::{fetch, free_address, poll_foreign};
 
 const INSTALL: &str = "cannot be started; install Debian's package prometheus (apt-get install prometheus)";
 
@@ -71,17 +67,12 @@ impl Prometheus {
 
     /// Waits until a query has a result.
     pub(crate) async fn until_some(&self, query: &str) {
-        with_timeout(query, async {
-            loop {
-                let path = format!("/api/v1/query?query={}", encoded(query));
-                if let Some((_, body)) = fetch(self.address, &path, "").await
-                    && let Ok(answer) = serde_json::from_slice::<Value>(&body)
-                    && answer["data"]["result"].as_array().is_some_and(|found| !found.is_empty())
-                {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
+        let path = format!("/api/v1/query?query={}", encoded(query));
+        poll_foreign(query, async || {
+            let (_, body) = fetch(self.address, &path, "").await?;
+            let answer: Value = serde_json::from_slice(&body).ok()?;
+            let is_found = !answer["data"]["result"].as_array()?.is_empty();
+            is_found.then_some(())
         })
         .await;
     }

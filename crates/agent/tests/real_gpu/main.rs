@@ -8,24 +8,18 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "the test prints what it measured")]
 
 #[path = "../common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests on simulated GPUs")]
 mod common;
 
 use std::{
     collections::BTreeMap,
     fs,
-    net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::{
-    RegistrationWay, World,
-    load::{container_id, free_address, page},
-    with_timeout,
-};
+use common::{RegistrationWay, World, fixtures::container_id};
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Gpus, Nvml};
 
@@ -88,7 +82,7 @@ fn value(page: &str, family: &str, pod: &str) -> f64 {
 }
 
 /// Runs two containers below their shares and checks that the exporter counts the work of each.
-async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) {
+async fn busy_time_is_that_of_the_work_done(world: &World) {
     let part = |parts: &[&str]| {
         let mut program = Command::new("python3");
         program.arg(part("PART")).args(parts);
@@ -96,9 +90,10 @@ async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) 
     };
     let alone = words(part(&["3", "0.5"]).stdout(Stdio::piped()).spawn().unwrap())[0].clone();
     let counted = async || {
-        // The busy time of earlier work is divided by then.
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        let text = page(address, "/metrics").await.unwrap();
+        // The driver reports busy time late. After some more samples, the exporter has divided that
+        // of earlier work.
+        world.gpus.sampled(5).await;
+        let text = world.page("/metrics").await;
         ASKED.map(|(name, ..)| value(&text, "tessera_container_busy_seconds_total", name))
     };
     let before = counted().await;
@@ -117,13 +112,10 @@ async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_get_what_they_are_granted() {
-    let address = free_address();
     let gpus = Arc::new(Nvml::default());
     let gpu: GpuUuid = gpus.discover().unwrap().gpus[0].uuid.clone();
-    let world = World::on(gpus.clone(), RegistrationWay::Registry, Some(address));
-    world
-        .until("the GPU to be offered", || world.kubelet().allocatable("tencent.com/vcuda-core") == 100)
-        .await;
+    let world = World::on(gpus.clone(), RegistrationWay::Registry).await;
+    world.until_allocatable("tencent.com/vcuda-core", 100).await;
     for (number, (name, compute_percent, units)) in (0u32..).zip(ASKED) {
         let limits = [
             ("tencent.com/vcuda-core", compute_percent.to_string()),
@@ -135,15 +127,17 @@ async fn containers_get_what_they_are_granted() {
         world.api.set_containers(&pod.metadata.uid, &[("main", &container_id(number))]);
     }
 
-    busy_time_is_that_of_the_work_done(&world, address).await;
+    busy_time_is_that_of_the_work_done(&world).await;
 
     // Both containers run at once, each limited to its share.
     let running = [0, 1].map(|pod| work(&world, pod, true));
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    // The programs work for a fixed time. The threads are measured in the second half of it.
+    let half = Duration::from_secs(SECONDS) / 2;
+    tokio::time::sleep(half).await;
     let (since, before) = (Instant::now(), threads());
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(half).await;
     let (after, seconds) = (threads(), since.elapsed().as_secs_f64());
-    let text = page(address, "/metrics").await.unwrap();
+    let text = world.page("/metrics").await;
     let shares = running.map(|child| words(child)[2].parse::<f64>().unwrap());
     for ((name, compute_percent, _), share) in ASKED.iter().zip(shares) {
         let busy = 100.0 * value(&text, "tessera_container_busy_ratio", name);
@@ -169,6 +163,7 @@ async fn containers_get_what_they_are_granted() {
             let all = gpus.processes(&gpu).unwrap_or_default();
             let ours = all.iter().filter(|one| one.pid == process).filter_map(|one| one.bytes);
             most = most.max(ours.sum::<u64>() >> 20);
+            // The driver reports no event when a process allocates memory.
             std::thread::sleep(Duration::from_millis(5));
         }
         most
@@ -181,12 +176,7 @@ async fn containers_get_what_they_are_granted() {
 
     // A process runs without the library.
     let mut escaped = work(&world, 1, false);
-    with_timeout("the event about the escaped process", async {
-        while !world.api.notices.lock().unwrap().iter().any(|notice| notice.reason == "GpuShareEscaped") {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    world.api.until_noticed("GpuShareEscaped").await;
     println!("{}", world.api.notices.lock().unwrap().last().unwrap().message);
     escaped.kill().unwrap();
     escaped.wait().unwrap();

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
+#[path = "../fixtures/mod.rs"]
+mod fixtures;
+
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use serde_json::json;
@@ -22,6 +25,9 @@ use tessera_node::{
     processes::{ProcessCache, Processes},
 };
 use tessera_wire::foreign::dialect::Dialect;
+
+use self::fixtures::container_id;
+pub(crate) use self::fixtures::uuid;
 
 /// Time of the first sample in microseconds since 1970.
 pub(crate) const START: u64 = 1_800_000_000_000_000;
@@ -48,14 +54,11 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new(count: u8) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let gpu = |index: u8| {
-            json!({
-                "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920, "numa": index / 4,
-            })
-        };
-        let text =
-            json!({ "memoryUnit": "GiB", "gpus": (0..count).map(gpu).collect::<Vec<_>>(), "links": [] });
-        fs::write(directory.path().join("gpus"), text.to_string()).unwrap();
+        let mut host = fixtures::a100s(count);
+        for (index, gpu) in host["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
+            gpu["numa"] = (index / 4).into();
+        }
+        fs::write(directory.path().join("gpus"), host.to_string()).unwrap();
         let gpus = Simulated::new(directory.path().join("gpus"));
         let found = gpus.discover().unwrap();
         let cache = |_| ProcessCache::new(Processes::at(directory.path().join("proc")));
@@ -195,16 +198,8 @@ impl Stage {
     }
 }
 
-pub(crate) fn uuid(gpu: u8) -> String {
-    format!("GPU-{gpu:08x}-0000-4000-8000-000000000000")
-}
-
 pub(crate) fn pod_uid(number: u32) -> String {
     format!("{number:08x}-d0e2-4706-8787-57d52c03ddf2")
-}
-
-pub(crate) fn container_id(number: u32) -> String {
-    format!("{number:064x}")
 }
 
 /// Returns a node with eight GPUs, 100 pods and 200 processes.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use tessera_core::units::Count;
 use tessera_wire::tessera::explanation::NodeExplanation;
 
 use crate::explain::PodReport;
 use crate::paint::Paint;
-use crate::show::count;
 use crate::table::align;
 use crate::what_if::Room;
 
@@ -44,7 +44,7 @@ pub(crate) fn what_if(report: &PodReport, rooms: &[Room], all: bool, paint: Pain
     text.push_str(&verdicts(report, all, paint));
     let total: usize = rooms.iter().map(|room| room.pods).sum();
     if total > 0 {
-        let _ = write!(text, "\n{} like this would fit now\n", count(total, "pod"));
+        let _ = write!(text, "\n{} like this would fit now\n", Count(total, "pod"));
     }
     text
 }
@@ -58,7 +58,7 @@ fn requests(text: &mut String, report: &PodReport) {
 fn verdicts(report: &PodReport, all: bool, paint: Paint) -> String {
     let views = &report.explanation.nodes;
     let fitting: Vec<&NodeExplanation> = views.iter().filter(|view| view.fits).collect();
-    let summary = format!("fits on {} of {}", fitting.len(), count(views.len(), "node"));
+    let summary = format!("fits on {} of {}", fitting.len(), Count(views.len(), "node"));
     let mut text = if fitting.is_empty() { paint.bad(&summary) } else { paint.good(&summary) };
     let _ = writeln!(text, " (policy {})", report.explanation.policy);
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
@@ -83,7 +83,7 @@ fn verdicts(report: &PodReport, all: bool, paint: Paint) -> String {
         node(&mut text, report, view, paint);
     }
     if shown.len() > limit {
-        let _ = write!(text, "\n{} more; -o wide shows all\n", count(shown.len() - limit, "node"));
+        let _ = write!(text, "\n{} more; -o wide shows all\n", Count(shown.len() - limit, "node"));
     }
     if !report.smaller.is_empty() {
         text.push('\n');

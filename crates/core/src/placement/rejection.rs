@@ -5,7 +5,7 @@ use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::request::{PodRequest, Request};
-use crate::units::{GpuIndex, MiB, Percent};
+use crate::units::{Count, GpuIndex, MiB, Percent};
 
 /// The reason why a pod does not fit on a node.
 ///
@@ -26,10 +26,10 @@ pub enum PlacementError {
     #[error("no GPU of an accepted model")]
     Model,
     /// The node has fewer GPUs than requested.
-    #[error("fewer than {0} GPUs")]
+    #[error("fewer than {}", Count(*.0, "GPU"))]
     FewerGpus(u8),
     /// Fewer GPUs are idle than requested.
-    #[error("fewer than {0} idle GPUs")]
+    #[error("fewer than {}", Count(*.0, "idle GPU"))]
     FewerIdle(u8),
     /// No GPU has that much memory, even when it is idle.
     #[error("no GPU has {0}")]

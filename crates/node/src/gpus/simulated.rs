@@ -19,7 +19,8 @@ use tessera_core::{
 use tessera_wire::{foreign::smi_matrix, tessera::inventory};
 
 use super::{
-    DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval,
+    BadDescription, DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory,
+    SampleInterval,
 };
 
 /// Memory of a GPU if the file is only a matrix of links.
@@ -88,15 +89,8 @@ impl Simulated {
 
 impl Gpus for Simulated {
     fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
-        let bad = |reason: String| GpusError::Description { path: self.file.clone(), reason };
-        let text = fs::read_to_string(&self.file).map_err(|error| bad(error.to_string()))?;
-        let (gpus, topology) = if text.trim_start().starts_with('{') {
-            let read = inventory::parse(&text).map_err(|error| bad(error.to_string()))?;
-            (read.gpus, read.topology)
-        } else {
-            let matrix = smi_matrix::parse(&text).map_err(|error| bad(error.to_string()))?;
-            (default_gpus(&matrix.topology), matrix.topology)
-        };
+        let (gpus, topology) = read_description(&self.file)
+            .map_err(|reason| GpusError::Description { path: self.file.clone(), reason })?;
         if gpus.is_empty() {
             return Err(GpusError::NoGpu);
         }
@@ -148,6 +142,17 @@ impl Gpus for Simulated {
     fn have_device_nodes(&self) -> bool {
         false
     }
+}
+
+/// Reads the GPUs and their links from a description.
+fn read_description(file: &Path) -> Result<(Vec<Gpu>, Topology), BadDescription> {
+    let text = fs::read_to_string(file)?;
+    if text.trim_start().starts_with('{') {
+        let read = inventory::parse(&text)?;
+        return Ok((read.gpus, read.topology));
+    }
+    let matrix = smi_matrix::parse(&text)?;
+    Ok((default_gpus(&matrix.topology), matrix.topology))
 }
 
 /// Returns GPUs of one model for a matrix of links, with fixed UUIDs that look like real ones.

@@ -19,9 +19,9 @@ fn every_dialect_is_filtered_bound_and_booked_in_one_ledger() {
     let topology = bind(&mut state, &pod("topology", &[("aliyun.com/gpu", "1")]), "n");
     assert_eq!(topology["metadata"]["annotations"]["ALIYUN_COM_GPU_GROUP"], "1");
     let refused = filter(&state, &whole("nvidia", 1), &["n"]);
-    assert_eq!(refused.failed_nodes["n"], "fewer than 1 idle GPUs");
+    assert_eq!(refused.failed_nodes["n"], "fewer than 1 idle GPU");
     let vcuda_whole = pod("vcuda-whole", &[("tencent.com/vcuda-core", "100")]);
-    assert_eq!(filter(&state, &vcuda_whole, &["n"]).failed_nodes["n"], "fewer than 1 idle GPUs");
+    assert_eq!(filter(&state, &vcuda_whole, &["n"]).failed_nodes["n"], "fewer than 1 idle GPU");
     assert!(filter(&state, &share("other", 70), &["n"]).failed_nodes["n"].starts_with("no GPU with 70%"));
     assert_eq!(filter(&state, &share("small", 20), &["n"]).node_names.unwrap(), ["n"]);
 }
@@ -37,7 +37,7 @@ fn a_bind_is_idempotent_and_no_gpu_is_granted_twice() {
     let busy = state.begin_bind(&bind_args(&first, "m"), at(1)).unwrap_err().to_string();
     assert_eq!(busy, "pod uid-first is being bound to node n by another call");
     let taken = state.begin_bind(&bind_args(&second, "n"), at(1)).unwrap_err().to_string();
-    assert_eq!(taken, "node n: fewer than 1 idle GPUs");
+    assert_eq!(taken, "node n: fewer than 1 idle GPU");
     // One of the two attempts is refused because the other succeeded.
     state.end_bind(&PodUid::from("uid-first"), BindOutcome::Bound, at(2));
     state.end_bind(&PodUid::from("uid-first"), BindOutcome::Refused, at(2));

@@ -153,7 +153,7 @@ async fn a_pod_is_filtered_scored_and_bound() {
     // The pod is created after the start, so the scheduler learns of it from the watch or by a
     // read.
     let late = make(&api, &whole("late", 1));
-    assert_eq!(replica.bind(&late, "b").await, "node b: fewer than 1 idle GPUs");
+    assert_eq!(replica.bind(&late, "b").await, "node b: fewer than 1 idle GPU");
     api.delete(&format!("{PODS}/early")).unwrap();
     eventually(|| replica.app.read().ledger().node(&"b".into()).is_some_and(|node| node.idle().len() == 2))
         .await;

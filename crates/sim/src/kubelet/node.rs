@@ -130,14 +130,14 @@ impl Worker {
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut running: HashMap<String, CancellationToken> = HashMap::new();
         let mut tasks = JoinSet::new();
-        let mut news = self.kubelet.news();
+        let mut updates = self.kubelet.device_updates();
         let here = format!("spec.nodeName={}", self.name);
         'watch: loop {
             let Ok(mut pods) = self.api.watch("/api/v1/pods", &here) else { return };
             loop {
                 tokio::select! {
                     () = stop.cancelled() => break 'watch,
-                    Ok(()) = news.changed() => self.publish_devices(),
+                    Ok(()) = updates.changed() => self.publish_devices(),
                     event = pods.next() => match event {
                         None => break,
                         Some(ObjectChange::Applied(pod)) => self.clone().apply(pod, &mut running, &mut tasks),

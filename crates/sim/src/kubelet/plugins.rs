@@ -188,10 +188,10 @@ async fn connect(socket: &Path, resource: String, state: Arc<KubeletState>) -> R
         while let Ok(Some(message)) = stream.message().await {
             let devices = message.devices.into_iter().map(|device| (device.id, device.health == HEALTHY));
             *lock(&plugin.devices) = devices.collect();
-            state.news.send_modify(|count| *count += 1);
+            state.device_updates.send_modify(|count| *count += 1);
         }
         lock(&plugin.devices).values_mut().for_each(|healthy| *healthy = false);
-        state.news.send_modify(|count| *count += 1);
+        state.device_updates.send_modify(|count| *count += 1);
     });
     Ok(())
 }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use tessera_core::gpu::Model;
 use tessera_core::topology::Topology;
+use tessera_core::units::Count;
 use tessera_sim::cluster::{Experiment, FillPolicy, WorkloadKnowledge, run, trace};
 
 use super::cluster_report::{self, PolicyResult};
@@ -200,7 +201,7 @@ impl Arguments {
         let experiment = read_trace(nodes, pods, links)?;
         for (model, links) in &machines {
             let used = experiment.nodes.iter().any(|node| node.topology() == links);
-            ensure!(used, "--machine: no node has {} GPUs of model {model}", links.count());
+            ensure!(used, "--machine: no node has {} of model {model}", Count(links.count(), "GPU"));
         }
         Ok(Experiment { fill: self.fill, target: self.target.into(), ..experiment })
     }

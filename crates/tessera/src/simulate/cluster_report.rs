@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use tessera_core::units::Count;
 use tessera_sim::cluster::pod::PodSize;
 use tessera_sim::cluster::{FRAGMENTATION_AT, FillResult};
 
@@ -150,7 +151,10 @@ pub(super) fn plot(results: &[PolicyResult], seeds: usize) -> String {
     let start = 70.0;
     Chart {
         title: "GPUs allocated as pods arrive".to_owned(),
-        subtitle: format!("mean of {seeds} seeds; the distance to the diagonal is the rejected part"),
+        subtitle: format!(
+            "mean of {}; the distance to the diagonal is the rejected part",
+            Count(seeds, "seed")
+        ),
         x_label: "GPUs requested by arrived pods, % of the cluster".to_owned(),
         y_label: "GPUs allocated, % of the cluster".to_owned(),
         x_from: start,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::topology::{Link, Topology};
-use tessera_core::units::GpuIndex;
+use tessera_core::units::{Count, GpuIndex};
 
 use crate::foreign::link;
 
@@ -166,7 +166,7 @@ impl Columns {
                 let end =
                     Word { text: String::new(), line: name.line, column: last.column + last.text.len() };
                 let missing = self.matrix.len() - position;
-                return Err(end.unexpected(&format!("{missing} more cells for {}", name.text)));
+                return Err(end.unexpected(&format!("{} for {}", Count(missing, "more cell"), name.text)));
             };
             let Some(gpu) = column else { continue };
             let is_self = own == Some(gpu.position());

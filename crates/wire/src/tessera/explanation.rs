@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use tessera_core::admission::{NodeVerdict, Rejection};
 use tessera_core::request::PodRequest;
+use tessera_core::units::Count;
 
 /// Whether and where a pod fits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -83,7 +84,7 @@ impl PodExplanation {
         let fitting = nodes.iter().filter(|view| view.fits).count();
         let summary = match &placed_on {
             Some(node) => format!("placed on node {node}"),
-            None => format!("fits on {fitting} of {} nodes", nodes.len()),
+            None => format!("fits on {fitting} of {}", Count(nodes.len(), "node")),
         };
         Self { namespace: namespace.to_owned(), pod: pod.to_owned(), placed_on, policy, summary, nodes }
     }

@@ -9,7 +9,7 @@ use super::world::{found, settings};
 use crate::controller::{Action, Agent, AgentSettings, Event, EventTime, ShellError};
 
 const NO_NODE: &str = "the cluster has no node of this name: its GPUs are not announced and no pod can be served; \
-                       set --node-name or NODE_NAME to a name that kubectl get nodes shows node=node-a";
+                       set --node-name or NODE_NAME to a name that kubectl get nodes shows node=node-1";
 const NO_KUBELET: &str = "no kubelet has connected for 30 s: no pod gets GPUs here; --kubelet-root names the \
                           kubelet's root directory (its own --root-dir), which a pod must mount under the same path \
                           detail=/var/lib/kubelet/plugins_registry";
@@ -53,9 +53,9 @@ fn a_missing_node_is_logged_once_and_again_when_it_is_missing_again() {
     let missing = |second| (second, Event::NodeMissing);
     let there = |second| (second, Event::Node(Box::default()));
     assert_eq!(warnings(&mut agent, [missing(1), missing(2), missing(300)]), [(1, NO_NODE.to_owned())]);
-    assert_eq!(agent.readiness().unwrap_err().to_string(), "the cluster has no node named node-a");
+    assert_eq!(agent.readiness().unwrap_err().to_string(), "the cluster has no node named node-1");
     assert_eq!(warnings(&mut agent, [there(301), there(302)]), []);
-    assert_ne!(agent.readiness().unwrap_err().to_string(), "the cluster has no node named node-a");
+    assert_ne!(agent.readiness().unwrap_err().to_string(), "the cluster has no node named node-1");
     assert_eq!(warnings(&mut agent, [missing(303), missing(304)]), [(303, NO_NODE.to_owned())]);
 }
 

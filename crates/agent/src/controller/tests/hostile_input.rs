@@ -61,7 +61,7 @@ fn pod() -> impl Strategy<Value = Pod> {
         serde_json::from_value(json!({
             "metadata": { "name": format!("p{}", name % 3), "namespace": "team", "uid": format!("u{name}"), "annotations": annotations },
             "spec": {
-                "nodeName": "node-a",
+                "nodeName": "node-1",
                 "initContainers": [{ "name": "init", "resources": { "limits": init } }],
                 "containers": [{ "name": "main", "resources": { "limits": main } }],
             },

@@ -1,42 +1,34 @@
 //! A simulated node: the agent, a kubelet, and the pods of an API server, all as plain values.
 
+mod kubelet;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     time::Duration,
 };
 
-use serde_json::json;
 use tessera_core::{
-    gpu::{Gpu, Health},
-    grant::{ContainerGrant, Hold},
+    grant::Hold,
     request::ContainerRole,
-    topology::Topology,
-    units::{GpuIndex, MiB, PodUid},
+    units::{GpuIndex, PodUid},
 };
-use tessera_node::{
-    device_plugin::{Allocation, PreferenceRequest, RegistrationMode},
-    gpus::DiscoveredGpus,
-    pod_resources::{ContainerDevices, PodDevices},
-};
+use tessera_node::gpus::DiscoveredGpus;
 use tessera_wire::{
-    foreign::{
-        dialect::{Dialect, MemoryUnit},
-        objects::{Container, Pod},
-    },
-    kubelet::{container_response::InjectionSettings, device_id::Resource},
-    tessera::grant,
+    foreign::{dialect::MemoryUnit, objects::Pod},
+    kubelet::device_id::Resource,
+    tessera::{grant, inventory::Inventory},
 };
 
+use self::kubelet::Held;
+use super::fixtures;
 use crate::controller::{
-    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, InstalledLibrary,
-    Isolation, ShellError, WithoutLibrary, WriteError,
+    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, ShellError,
+    WriteError,
 };
 
 pub(super) const GPU_COUNT: u8 = 4;
 pub(super) const MEMORY_MIB: u64 = 16_384;
-
-/// A container in the kubelet's checkpoint: its name, whether it is listed, its devices.
-type Held = (String, bool, BTreeMap<String, BTreeSet<String>>);
 
 pub(super) struct World {
     pub(super) agent: Agent,
@@ -60,44 +52,15 @@ pub(super) struct World {
 
 pub(super) fn settings() -> AgentSettings {
     AgentSettings {
-        node: "node-a".into(),
-        dialects: Dialect::ALL.to_vec(),
-        memory_unit: MemoryUnit::GiB,
-        policy: "tessera".parse().unwrap(),
-        injection: InjectionSettings::default(),
-        registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
-        isolation: Isolation {
-            library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),
-            without_library: WithoutLibrary::Refuse,
-            allow_opt_out: false,
-            meaning: tessera_limits::limits::ShareMeaning::Time,
-            kill_escaped: false,
-        },
-        grants: "/grants".into(),
-        instance_type: None,
-        labels: BTreeMap::new(),
-        quiet_time: Duration::from_secs(300),
-        ignored_xids: BTreeSet::new(),
         advertise: Some("http://10.0.0.5:5678".into()),
+        ..fixtures::settings(Path::new("/grants"))
     }
 }
 
 pub(super) fn found() -> DiscoveredGpus {
-    let gpu = |index: u8| Gpu {
-        index: GpuIndex(index),
-        uuid: format!("GPU-{index:08x}-0000-4000-8000-000000000000").as_str().into(),
-        minor: u32::from(index),
-        model: "T4".into(),
-        memory: MiB(MEMORY_MIB),
-        numa: None,
-        health: Health::Healthy,
-    };
-    DiscoveredGpus {
-        gpus: (0..GPU_COUNT).map(gpu).collect(),
-        topology: Topology::unknown(usize::from(GPU_COUNT)),
-        pci: Vec::new(),
-        driver: None,
-    }
+    let Inventory { gpus, topology, .. } =
+        fixtures::described_gpus(&fixtures::host(GPU_COUNT, "T4", MEMORY_MIB));
+    DiscoveredGpus { gpus, topology, pci: Vec::new(), driver: None }
 }
 
 pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, String)> {
@@ -110,21 +73,14 @@ pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, Str
 /// Returns a pod of these containers. Names that begin with `init` or `side` make init containers
 /// or sidecars.
 pub(super) fn pod(name: &str, uid: &str, containers: &[(&str, Vec<(&str, String)>)]) -> Pod {
-    let of = |(container, limits): &(&str, Vec<(&str, String)>)| {
-        let limits: BTreeMap<&str, String> = limits.iter().cloned().collect();
-        let policy = if container.starts_with("side") { "Always" } else { "" };
-        json!({ "name": container, "restartPolicy": policy, "resources": { "limits": limits } })
+    let role = |name: &str| match name {
+        _ if name.starts_with("init") => ContainerRole::Init,
+        _ if name.starts_with("side") => ContainerRole::Sidecar,
+        _ => ContainerRole::Main,
     };
-    let early =
-        |(name, _): &&(&str, Vec<(&str, String)>)| name.starts_with("init") || name.starts_with("side");
-    let inits: Vec<_> = containers.iter().filter(early).map(of).collect();
-    let mains: Vec<_> = containers.iter().filter(|container| !early(container)).map(of).collect();
-    serde_json::from_value(json!({
-        "metadata": { "name": name, "namespace": "team", "uid": uid },
-        "spec": { "nodeName": "node-a", "initContainers": inits, "containers": mains },
-        "status": { "phase": "Pending" },
-    }))
-    .unwrap()
+    let with_role =
+        containers.iter().map(|(name, limits)| (*name, role(name), limits.iter().cloned().collect()));
+    fixtures::pod(name, uid, &with_role.collect::<Vec<_>>())
 }
 
 impl World {
@@ -271,37 +227,15 @@ impl World {
         }
     }
 
-    pub(super) fn listed(&self) -> Vec<PodDevices> {
-        let entry = |(pod, containers): &(Pod, Vec<Held>)| PodDevices {
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            containers: containers
-                .iter()
-                .filter(|(_, listed, _)| *listed)
-                .map(|(name, _, ids)| ContainerDevices { name: name.clone(), ids: ids.clone() })
-                .collect(),
-        };
-        self.kubelet.values().map(entry).collect()
-    }
-
     /// Creates a pod that is bound to this node, with annotations that grant these GPUs.
     pub(super) fn bind(&mut self, mut pod: Pod, grants: &[(&str, &[u8])]) -> Pod {
         if !grants.is_empty() {
-            let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
-            let granted: Vec<ContainerGrant> = claims
-                .iter()
-                .filter_map(|claim| {
-                    let (_, gpus) = grants.iter().find(|(container, _)| *container == claim.container)?;
-                    Some(ContainerGrant {
-                        container: claim.container.clone(),
-                        role: claim.role,
-                        holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), Hold::of(claim.request))).collect(),
-                    })
-                })
-                .collect();
             let node = self.agent.inventory.gpus().unwrap().node.clone();
-            pod.metadata.annotations =
-                grant::annotations(&pod.spec, &granted, &node, MemoryUnit::GiB, 1).unwrap();
+            let gpus_of = |name: &str| {
+                let (_, gpus) = grants.iter().find(|(container, _)| *container == name)?;
+                Some(gpus.iter().copied())
+            };
+            fixtures::annotate(&mut pod, &node, gpus_of);
         }
         self.pods.insert(pod.metadata.uid.clone(), pod.clone());
         self.event(Event::PodApplied(Box::new(pod.clone())));
@@ -330,144 +264,6 @@ impl World {
             self.event(Event::Tick);
         }
         panic!("never answered");
-    }
-
-    /// Admits a pod as a kubelet does. Returns what its containers were given.
-    pub(super) fn admit(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
-        let uid = pod.metadata.uid.clone();
-        let held = |(container, role): (&Container, ContainerRole)| {
-            (container.name.clone(), role != ContainerRole::Init, BTreeMap::new())
-        };
-        let containers = pod.spec.containers_with_roles().map(held).collect();
-        self.kubelet.insert(uid.clone(), (pod.clone(), containers));
-        let outcome = self.allocate_all(pod);
-        match &outcome {
-            Ok(_) => self.set_status(&uid, "Pending", true),
-            Err(_) => {
-                self.kubelet.remove(&uid);
-                self.set_status(&uid, "Failed", true);
-            }
-        }
-        outcome
-    }
-
-    /// Allocates one resource for the first container of a pod, and then rejects the pod, as a
-    /// kubelet does that runs short of another resource.
-    pub(super) fn admit_only(&mut self, pod: &Pod, resource: &str) {
-        let resource = Resource::named(resource).unwrap();
-        let (container, _) = pod.spec.containers_with_roles().next().unwrap();
-        let empty = (container.name.clone(), true, BTreeMap::new());
-        self.kubelet.insert(pod.metadata.uid.clone(), (pod.clone(), vec![empty]));
-        let ids = self.choose(resource, resource.asked_by(container), &BTreeSet::new()).unwrap();
-        let answer = self.call(|call| Event::Allocate(call, resource, ids));
-        assert!(matches!(answer, CallAnswer::Allocated(Ok(_))), "{answer:?}");
-        self.kubelet.remove(&pod.metadata.uid);
-    }
-
-    fn allocate_all(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
-        let mut given: BTreeMap<String, Allocation> = BTreeMap::new();
-        let mut reusable: BTreeMap<Resource, BTreeSet<String>> = BTreeMap::new();
-        for (container, role) in pod.spec.containers_with_roles() {
-            let mut resources: Vec<Resource> =
-                Resource::ALL.into_iter().filter(|resource| resource.asked_by(container) > 0).collect();
-            if self.roll(2) == 1 {
-                resources.reverse();
-            }
-            for resource in resources {
-                let reuse = reusable.entry(resource).or_default();
-                let ids = self.choose(resource, resource.asked_by(container), reuse)?;
-                let allocated = match self.call(|call| Event::Allocate(call, resource, ids.clone())) {
-                    CallAnswer::Allocated(answer) => *answer.map_err(|error| error.to_string())?,
-                    other => panic!("{other:?}"),
-                };
-                match role {
-                    ContainerRole::Init => reuse.extend(ids.clone()),
-                    ContainerRole::Sidecar | ContainerRole::Main => reuse.retain(|id| !ids.contains(id)),
-                }
-                let entry = given.entry(container.name.clone()).or_default();
-                entry.envs.extend(allocated.envs);
-                entry.mounts.extend(allocated.mounts);
-                let (_, containers) = self.kubelet.get_mut(&pod.metadata.uid).unwrap();
-                let held = containers.iter_mut().find(|(name, ..)| *name == container.name).unwrap();
-                held.2.insert(resource.name().to_owned(), ids);
-            }
-        }
-        Ok(given)
-    }
-
-    fn choose(
-        &mut self,
-        resource: Resource,
-        count: usize,
-        reusable: &BTreeSet<String>,
-    ) -> Result<BTreeSet<String>, String> {
-        let mut chosen: BTreeSet<String> = reusable.iter().take(count).cloned().collect();
-        if chosen.len() == count {
-            return Ok(chosen);
-        }
-        let containers = self.kubelet.values().flat_map(|(_, containers)| containers);
-        let held: BTreeSet<&String> =
-            containers.filter_map(|(_, _, ids)| ids.get(resource.name())).flatten().collect();
-        let ids = &self.agent.inventory.gpus().unwrap().ids;
-        let all = ids.all(resource).filter(|(_, gpu)| !self.unhealthy.contains(gpu)).map(|(id, _)| id);
-        let available: Vec<String> = all.filter(|id| !held.contains(id)).collect();
-        if available.len() + chosen.len() < count {
-            return Err(format!("requested number of devices unavailable for {resource}"));
-        }
-        let wish = PreferenceRequest {
-            available: available.iter().chain(&chosen).cloned().collect(),
-            required: chosen.iter().cloned().collect(),
-            count,
-        };
-        let preferred = match self.call(|call| Event::Prefer(call, resource, wish)) {
-            CallAnswer::Preferred(answer) => answer.map_err(|error| error.to_string())?,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(preferred.iter().collect::<BTreeSet<_>>().len(), count, "wrong count: {preferred:?}");
-        chosen.extend(preferred);
-        Ok(chosen)
-    }
-
-    /// Starts all containers of a pod.
-    pub(super) fn start(&mut self, uid: &str) -> Result<(), String> {
-        let containers = self.kubelet.get(uid).map(|(_, containers)| containers.clone()).unwrap_or_default();
-        for (_, _, ids) in containers {
-            for (name, ids) in ids {
-                let resource = Resource::named(&name).unwrap();
-                match self.call(|call| Event::PreStart(call, resource, ids)) {
-                    CallAnswer::Started(answer) => answer.map_err(|error| error.to_string())?,
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        self.set_status(uid, "Running", true);
-        Ok(())
-    }
-
-    pub(super) fn run(
-        &mut self,
-        pod: Pod,
-        grants: &[(&str, &[u8])],
-    ) -> Result<BTreeMap<String, Allocation>, String> {
-        let pod = self.bind(pod, grants);
-        let given = self.admit(&pod)?;
-        self.start(&pod.metadata.uid)?;
-        Ok(given)
-    }
-
-    pub(super) fn remove(&mut self, uid: &str) {
-        self.kubelet.remove(uid);
-        self.pods.remove(uid);
-        self.event(Event::PodDeleted(PodUid(uid.to_owned())));
-    }
-
-    /// Returns the GPUs of a container, by the kubelet's checkpoint.
-    pub(super) fn gpus_of(&self, uid: &str, container: &str) -> BTreeSet<u8> {
-        let gpus = self.agent.inventory.gpus().unwrap();
-        let (_, containers) = &self.kubelet[uid];
-        let (_, _, ids) = containers.iter().find(|(name, ..)| name == container).unwrap();
-        let of = |(name, ids): (&String, &BTreeSet<String>)| gpus.of_ids(Resource::named(name).unwrap(), ids);
-        ids.iter().flat_map(of).map(|gpu| gpu.0).collect()
     }
 
     /// Asserts that no GPU is overbooked, and that annotations, limits and view match the kubelet.

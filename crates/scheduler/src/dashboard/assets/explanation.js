@@ -28,7 +28,7 @@ function refusals(groups, all, title) {
     h("h3", {}, title),
     h("ul", { class: "plain refusals" }, groups.map((group) => h("li", { "data-key": group.reason },
       h("p", {},
-        h("strong", { class: "figure" }, t(group.nodes === 1 ? "nodes.one" : "nodes.count", { n: count(group.nodes) })), " ",
+        h("strong", { class: "figure" }, t("nodes.count", { n: count(group.nodes) })), " ",
         h("span", { title: group.reason }, reason(group.reason))),
       bar([["plain-part", group.nodes]], all),
       h("p", { class: "muted" }, t("explain.evictions"), " ", t(group.mayResolve ? "explain.resolve" : "explain.noresolve")),

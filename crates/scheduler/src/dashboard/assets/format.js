@@ -20,7 +20,7 @@ export const time = (millis) => new Intl.DateTimeFormat(language(), { timeStyle:
 
 /** Describes the GPU request of a container. */
 export function ask({ gpus, compute, memoryMiB }) {
-  if (gpus !== undefined) return t(gpus === 1 ? "ask.gpu" : "ask.gpus", { n: count(gpus) });
+  if (gpus !== undefined) return t("ask.gpus", { n: count(gpus) });
   if (compute === undefined) return memory(memoryMiB);
   return `${points(compute)} · ${memory(memoryMiB)}`;
 }

@@ -11,7 +11,7 @@ const tone = (outcome) => (GOOD.has(outcome) ? "good" : BAD.has(outcome) ? "bad"
 
 function words(decision) {
   switch (decision.outcome) {
-    case "fits": return t("decision.fits", { nodes: t(decision.nodes === 1 ? "nodes.one" : "nodes.count", { n: count(decision.nodes) }) });
+    case "fits": return t("decision.fits", { nodes: t("nodes.count", { n: count(decision.nodes) }) });
     case "bound": return t(decision.gpus.length ? "decision.bound" : "decision.bound.plain", { node: decision.node, gpus: decision.gpus.join(", ") });
     case "not-bound": return t("decision.not-bound", decision);
     case "victims": return Object.entries(decision.victims).map(([node, pods]) => t("decision.victims", { node, pods: pods.join(", ") })).join("; ");

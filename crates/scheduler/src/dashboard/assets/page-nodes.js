@@ -24,7 +24,7 @@ export default function nodes({ parameters, signal }) {
     height: 194,
     load: (offset, limit) => get(query("nodes", { ...filter, offset, limit }), signal),
     draw: nodeCard,
-    counted: (n) => (total.textContent = n === 0 ? t("nodes.none") : t(n === 1 ? "nodes.one" : "nodes.count", { n: count(n) })),
+    counted: (n) => (total.textContent = n === 0 ? t("nodes.none") : t("nodes.count", { n: count(n) })),
     failed: (error) => (total.textContent = `${t("failed")}: ${error.message}`),
   });
   return {

@@ -37,7 +37,7 @@ function modelTable(models) {
   const cell = (view, nodes, grade) => {
     if (nodes === 0) return h("td", { class: "grade none" }, "·");
     const shade = String(0.12 + 0.6 * (nodes / most));
-    const label = `${model(view.model)}, ${t(`fullness.${grade}`)}: ${t(nodes === 1 ? "nodes.one" : "nodes.count", { n: count(nodes) })}`;
+    const label = `${model(view.model)}, ${t(`fullness.${grade}`)}: ${t("nodes.count", { n: count(nodes) })}`;
     return h("td", { class: "grade", style: { "--shade": shade } },
       h("a", { href: link("nodes", { model: view.model, fullness: grade }), "aria-label": label }, count(nodes)));
   };

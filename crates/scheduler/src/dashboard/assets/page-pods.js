@@ -27,7 +27,7 @@ export default function pods({ parameters, signal }) {
     height: matchMedia("(max-width: 720px)").matches ? 104 : 54,
     load: (offset, limit) => get(query("pods", { ...filter, offset, limit }), signal),
     draw: row,
-    counted: (n) => (total.textContent = n === 0 ? none() : t(n === 1 ? "pods.one" : "pods.count", { n: count(n) })),
+    counted: (n) => (total.textContent = n === 0 ? none() : t("pods.count", { n: count(n) })),
     failed: (error) => (total.textContent = `${t("failed")}: ${error.message}`),
   });
   return {

@@ -39,10 +39,15 @@ export function setLanguage(tag) {
   store(STORED, tag);
 }
 
-/** Returns the text of a key, with its {placeholders} filled in. */
+/** Returns the text of a key, with its {placeholders} filled in. A placeholder such as
+ *  {n|node|nodes} becomes the second word if the value is 1, and the third word otherwise. */
 export function t(key, values = {}) {
   const text = TABLES[current][key] ?? key;
-  return text.replace(/\{(\w+)\}/g, (gap, name) => (name in values ? String(values[name]) : gap));
+  return text.replace(/\{(\w+)(?:\|([^|}]*)\|([^}]*))?\}/g, (gap, name, one, several) => {
+    if (!(name in values)) return gap;
+    const value = String(values[name]);
+    return one === undefined ? value : value === "1" ? one : several;
+  });
 }
 
 // Patterns for the scheduler's reasons, which are in English as in events.
@@ -51,8 +56,8 @@ const REASONS = [
   [/^not enough memory$/, "reason.memory"],
   [/^no GPU$/, "reason.no-gpu"],
   [/^no GPU of an accepted model$/, "reason.model"],
-  [/^fewer than (\d+) GPUs$/, "reason.fewer-gpus"],
-  [/^fewer than (\d+) idle GPUs$/, "reason.fewer-idle"],
+  [/^fewer than (\d+) GPUs?$/, "reason.fewer-gpus"],
+  [/^fewer than (\d+) idle GPUs?$/, "reason.fewer-idle"],
   [/^no GPU has (.+)$/, "reason.too-large"],
   [/^no GPU with (\S+) and (.+) left$/, "reason.no-share"],
   [/^no GPU with (.+) left$/, "reason.no-gpu-memory"],

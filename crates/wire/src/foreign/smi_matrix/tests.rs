@@ -72,7 +72,7 @@ fn every_error_names_the_position_and_the_expected_text() {
     );
     check_error(
         "\tGPU0\tGPU1\nGPU0\t X \n",
-        "line 2, column 8: found nothing, expected 1 more cells for GPU0",
+        "line 2, column 8: found nothing, expected 1 more cell for GPU0",
     );
     check_error(
         "\tGPU0\tGPU1\nGPU0\t X \tSYS\n\nLegend:\n",
