@@ -3,6 +3,7 @@
 mod certificates;
 mod cluster;
 mod component;
+mod effect;
 mod image;
 mod manifest;
 mod node;

@@ -142,6 +142,13 @@ async fn a_real_kubectl_works_with_the_embedded_api_server() {
     });
     std::fs::write(home.join("pod.json"), pod.to_string()).unwrap();
     let file = home.join("pod.json").display().to_string();
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": "listed" }, "value": 9,
+    });
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "listed" } });
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": [class, map] });
+    std::fs::write(home.join("list.json"), list.to_string()).unwrap();
+    let list = home.join("list.json").display().to_string();
     let steps = [
         ("version", "Server Version: v1.33.0+tessera"),
         ("api-resources", "scheduling.k8s.io/v1     false        PriorityClass"),
@@ -151,6 +158,12 @@ async fn a_real_kubectl_works_with_the_embedded_api_server() {
         (&format!("apply -f {file}"), "pod/mine created"),
         (&format!("apply -f {file}"), "pod/mine unchanged"),
         (&format!("apply --server-side --force-conflicts -f {file}"), "pod/mine serverside-applied"),
+        (
+            &format!("apply -f {list}"),
+            "priorityclass.scheduling.k8s.io/listed created\nconfigmap/listed created",
+        ),
+        (&format!("apply -f {list}"), "configmap/listed unchanged"),
+        (&format!("delete -f {list}"), "configmap \"listed\" deleted"),
         ("get pods -o wide", "mine   0/1     Pending   0"),
         ("get pods -A -l app=mine --field-selector=status.phase=Pending -o name", "pod/mine"),
         ("label pod mine tier=gold", "pod/mine labeled"),

@@ -1,25 +1,35 @@
 //! The objects in `deploy/`.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::rbac::v1::Subject;
 use serde_json::Value;
 
-use super::Cluster;
+use super::{Cluster, effect::user_name};
 
 impl Cluster {
-    /// Creates the objects of a file in `deploy/`.
+    /// Creates the objects of a file in `deploy/` and waits until the rights among them are in effect.
     pub(crate) async fn create_shipped(&self, file: &str) -> Result<()> {
         let text = fs::read_to_string(deploy().join(file)).with_context(|| file.to_owned())?;
+        let mut users = BTreeSet::new();
         for document in text.split("\n---\n").filter(|document| document.contains("\nkind: ")) {
             let request = axum::http::Request::post(path_of(document))
                 .header("content-type", "application/yaml")
                 .body(document.as_bytes().to_vec())?;
             let created = self.client().request::<Value>(request).await;
-            created.with_context(|| format!("{file}: {document}"))?;
+            let created = created.with_context(|| format!("{file}: {document}"))?;
+            if created["kind"].as_str().is_some_and(|kind| kind.ends_with("RoleBinding")) {
+                let subjects: Vec<Subject> = serde_json::from_value(created["subjects"].clone())?;
+                users.extend(subjects.iter().map(user_name));
+            }
+        }
+        for user in users {
+            self.wait_for_rights(&user).await?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use anyhow::{Result, anyhow};
 use axum::http::Request;
 use kube::client::Body;
+use serde_json::Value;
 use tessera_sim::apiserver::conformance;
 
 use crate::harness::{Cluster, Harness, Parts};
@@ -20,7 +21,12 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         let answer = client.send(sent).await?;
         let code = answer.status().as_u16();
         let body = answer.into_body().collect_bytes().await?;
-        anyhow::Ok((code, String::from_utf8_lossy(&body).into_owned()))
+        let body = String::from_utf8_lossy(&body).into_owned();
+        if code == 201 && request.path.ends_with("/priorityclasses") {
+            let class: Value = serde_json::from_str(&body)?;
+            cluster.wait_for_priority_class(class["metadata"]["name"].as_str().unwrap_or_default()).await?;
+        }
+        anyhow::Ok((code, body))
     });
     let steps = tried.await.map_err(|error| anyhow!("the real API server differs:\n{error}"))?;
     harness.note(&format!("{steps} requests are answered like by the embedded server"));

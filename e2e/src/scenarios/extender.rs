@@ -156,7 +156,7 @@ async fn allow_binding(cluster: &Cluster) -> Result<()> {
     });
     create("clusterroles", role)?.await?;
     create("clusterrolebindings", grant)?.await?;
-    Ok(())
+    cluster.wait_for_rights("e2e-extender").await
 }
 
 fn node(name: &str) -> Node {

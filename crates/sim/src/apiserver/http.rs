@@ -43,13 +43,16 @@ async fn answer(
     if matches!(uri.path(), "/readyz" | "/healthz" | "/livez") {
         return "ok".into_response();
     }
+    let text = |name: header::HeaderName| {
+        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    if uri.path() == "/openapi/v2" {
+        return kinds::schemas_v2(&text(header::ACCEPT));
+    }
     if let Some(found) = kinds::discover(uri.path()) {
         return Json(found).into_response();
     }
     let Some(target) = ObjectPath::parse(uri.path()) else { return Problem::no_such_path().into_response() };
-    let text = |name: header::HeaderName| {
-        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
-    };
     let request = ApiRequest {
         as_table: wants_table(&text(header::ACCEPT), &parameters),
         media: text(header::CONTENT_TYPE),

@@ -1,6 +1,11 @@
 //! The kinds of objects, and their discovery by clients.
 
+use axum::Json;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+
+use super::protobuf;
 
 /// A kind of object.
 #[derive(Debug)]
@@ -21,6 +26,9 @@ pub(super) const COMMON_FIELDS: [&str; 2] = ["metadata.name", "metadata.namespac
 
 /// Release of Kubernetes whose behaviour this server follows.
 pub(super) const RELEASE: &str = "v1.33.0";
+
+/// Title of the schema documents.
+const SCHEMA_TITLE: &str = "Kubernetes";
 
 macro_rules! kind {
     ($group:literal, $plural:literal, $name:literal, $short:expr, $scope:ident, $status:literal, $fields:expr) => {
@@ -183,6 +191,18 @@ fn resources(group: &str) -> Value {
     json!({ "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": all })
 }
 
+/// Returns the schemas of OpenAPI version 2, which kubectl reads to validate objects of kind `List`.
+/// It does not validate items whose kind is missing in them, so the server validates all objects.
+pub(super) fn schemas_v2(accept: &str) -> Response {
+    // Releases of kubectl write the version in the media type as `v2@v1.0` or as `v2.v1.0`.
+    if accept.starts_with(protobuf::SCHEMA_MEDIA_FAMILY) {
+        let document = protobuf::schema_document(SCHEMA_TITLE, RELEASE);
+        return ([(header::CONTENT_TYPE, protobuf::SCHEMA_MEDIA)], document).into_response();
+    }
+    let info = json!({ "title": SCHEMA_TITLE, "version": RELEASE });
+    Json(json!({ "swagger": "2.0", "info": info, "paths": {}, "definitions": {} })).into_response()
+}
+
 /// Returns the part of a schema that kubectl reads: that the server validates fields itself.
 fn schema(group: &str) -> Value {
     let path = |kind: &ResourceKind| {
@@ -198,5 +218,5 @@ fn schema(group: &str) -> Value {
         (format!("{root}{namespace}/{}/{{name}}", kind.plural), json!({ "patch": patch }))
     };
     let paths: serde_json::Map<String, Value> = of_group(group).map(path).collect();
-    json!({ "openapi": "3.0.0", "info": { "title": "Kubernetes", "version": RELEASE }, "paths": paths })
+    json!({ "openapi": "3.0.0", "info": { "title": SCHEMA_TITLE, "version": RELEASE }, "paths": paths })
 }

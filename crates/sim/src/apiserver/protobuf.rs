@@ -1,6 +1,7 @@
-//! Objects in the protobuf format, as `kubectl create namespace` and similar commands send them.
+//! The protobuf format: objects, as `kubectl create namespace` and similar commands send them, and
+//! the schema document that kubectl reads.
 //!
-//! Only reading is supported, and only what those commands create: names, labels, annotations and
+//! Objects can only be read, and only what those commands create: names, labels, annotations and
 //! data. The field numbers are those of Kubernetes.
 
 use std::collections::BTreeMap;
@@ -58,6 +59,35 @@ struct PriorityClass {
     value: i32,
     #[prost(string, tag = "4")]
     description: String,
+}
+
+/// Begin of the media types of a schema document of OpenAPI version 2.
+pub(super) const SCHEMA_MEDIA_FAMILY: &str = "application/com.github.proto-openapi.spec.v2";
+
+/// Media type of a schema document of OpenAPI version 2.
+pub(super) const SCHEMA_MEDIA: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// A schema document of OpenAPI version 2 without definitions.
+#[derive(Clone, PartialEq, Message)]
+struct SchemaDocument {
+    #[prost(string, tag = "1")]
+    swagger: String,
+    #[prost(message, optional, tag = "2")]
+    info: Option<SchemaInfo>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SchemaInfo {
+    #[prost(string, tag = "1")]
+    title: String,
+    #[prost(string, tag = "2")]
+    version: String,
+}
+
+/// Returns a schema document without definitions.
+pub(super) fn schema_document(title: &str, version: &str) -> Vec<u8> {
+    let info = SchemaInfo { title: title.to_owned(), version: version.to_owned() };
+    SchemaDocument { swagger: "2.0".to_owned(), info: Some(info) }.encode_to_vec()
 }
 
 /// Converts an object to JSON. Returns `None` for kinds that kubectl does not send in this format.

@@ -35,6 +35,7 @@ pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
         (Method::PATCH, "/api/v1/namespaces/default/pods/elsewhere".to_owned(), annotation, &no_pod),
     ];
     for (method, path, body, text) in refused {
+        stage.cluster.wait_for_refusal(&agent, request(&method, &path, &body)?, text).await?;
         let reply = refusal(&agent, &method, &path, &body).await?;
         ensure!(reply.contains(text.as_str()), "{method} {path} was answered with {reply:?}");
     }
@@ -46,17 +47,15 @@ pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
 
 /// Returns the message of the API server's refusal.
 async fn refusal(client: &Client, method: &Method, path: &str, body: &Value) -> Result<String> {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(
-            "content-type",
-            if *method == Method::PATCH { "application/merge-patch+json" } else { "application/json" },
-        )
-        .body(serde_json::to_vec(body)?)?;
-    match client.request::<Value>(request).await {
+    match client.request::<Value>(request(method, path, body)?).await {
         Err(kube::Error::Api(status)) => Ok(status.message.clone()),
         Err(error) => Err(error.into()),
         Ok(answer) => bail!("the request succeeded: {answer}"),
     }
+}
+
+fn request(method: &Method, path: &str, body: &Value) -> Result<Request<Vec<u8>>> {
+    let media = if *method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+    let request = Request::builder().method(method).uri(path).header("content-type", media);
+    Ok(request.body(serde_json::to_vec(body)?)?)
 }

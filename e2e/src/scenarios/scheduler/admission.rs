@@ -1,8 +1,7 @@
 //! Invalid requests and forged annotations are rejected when a pod is created.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
+use axum::http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -41,23 +40,24 @@ const REFUSED: &[(&[(&str, &str)], &str)] = &[
     (&[("nvidia.com/gpu", "65")], "more GPUs than a node can have; write at most 64"),
 ];
 
+/// Annotations that a pod may not bring.
+const FORGED: [&str; 3] = ["tessera.dev/grant", "ALIYUN_COM_GPU_GROUP", "tencent.com/predicate-gpu-idx-0"];
+
 pub(super) async fn check(site: &Site) -> Result<()> {
     site.apply("admission-policy.yaml").await?;
     let (first, text) = REFUSED[0];
-    // A policy takes effect a moment after its creation.
-    site.harness
-        .wait_for("the policy to take effect", Duration::from_secs(60), async || {
-            Ok(refusal(site, asking("bad", first)).await?.filter(|reply| reply.contains(text)))
-        })
-        .await?;
+    for (pod, text) in [(asking("bad", first), text), (forged(FORGED[0]), "is written by the scheduler")] {
+        let request = Request::post("/api/v1/namespaces/default/pods")
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&pod)?)?;
+        site.cluster.wait_for_refusal(&site.cluster.client(), request, text).await?;
+    }
     for (asked, text) in REFUSED {
         let reply = refusal(site, asking("bad", asked)).await?.unwrap_or_default();
         ensure!(reply.contains(text), "{asked:?} was answered with {reply:?}");
     }
-    for key in ["tessera.dev/grant", "ALIYUN_COM_GPU_GROUP", "tencent.com/predicate-gpu-idx-0"] {
-        let mut forged = whole("bad", 1);
-        forged.metadata.annotations = Some([(key.to_owned(), "0".to_owned())].into());
-        let reply = refusal(site, forged).await?.unwrap_or_default();
+    for key in FORGED {
+        let reply = refusal(site, forged(key)).await?.unwrap_or_default();
         let text = format!("annotation {key} is written by the scheduler and the agent only; remove it");
         ensure!(reply.contains(&text), "{key} was answered with {reply:?}");
     }
@@ -75,6 +75,12 @@ pub(super) async fn check_bound(site: &Site, name: &str) -> Result<()> {
     let harmless = json!({ "metadata": { "labels": { "note": "harmless" } } });
     site.cluster.pods().patch(name, &PatchParams::default(), &Patch::Merge(&harmless)).await?;
     Ok(())
+}
+
+fn forged(key: &str) -> Pod {
+    let mut pod = whole("bad", 1);
+    pod.metadata.annotations = Some([(key.to_owned(), "0".to_owned())].into());
+    pod
 }
 
 /// Returns why a pod was rejected. Returns `None` and deletes the pod if it was created.

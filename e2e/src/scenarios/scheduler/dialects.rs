@@ -2,10 +2,7 @@
 //! bypass.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::{
-    core::v1::{ConfigMap, Node, Pod, Taint, Toleration},
-    scheduling::v1::PriorityClass,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Taint, Toleration};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -246,14 +243,6 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
 }
 
 pub(super) async fn make_priorities(site: &Site) -> Result<()> {
-    let classes: Api<PriorityClass> = Api::all(site.cluster.client());
-    for (name, value) in [("low", 0), ("high", 1000)] {
-        let class = PriorityClass {
-            metadata: kube::api::ObjectMeta { name: Some(name.into()), ..Default::default() },
-            value,
-            ..PriorityClass::default()
-        };
-        classes.create(&PostParams::default(), &class).await?;
-    }
-    Ok(())
+    site.cluster.create_priority_class("low", 0).await?;
+    site.cluster.create_priority_class("high", 1000).await
 }

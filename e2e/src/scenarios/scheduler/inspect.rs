@@ -40,7 +40,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     }
     what_is_shown(&site, &kubectl)?;
     the_event_and_the_explanation_agree(&site, &kubectl).await?;
-    a_user_without_rights(&site, &kubectl)?;
+    a_user_without_rights(&site, &kubectl).await?;
     a_scheduler_that_is_asked(&site, &kubectl, &format!("http://{}", replica.address))
 }
 
@@ -138,7 +138,7 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
     Ok(())
 }
 
-fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
+async fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
     let jane = site.cluster.kubeconfig("jane", "visitors")?;
     let refused = kubectl.run_as(&jane, &["inspect", "gpu"])?;
     let output = String::from_utf8(refused.stderr)?;
@@ -153,6 +153,7 @@ fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
         let remedy = remedy.replace("YOU", "jane");
         kubectl.text(&remedy.split_whitespace().collect::<Vec<_>>())?;
     }
+    site.cluster.wait_for_rights("jane").await?;
     let allowed = kubectl.run_as(&jane, &["inspect", "gpushare"])?;
     ensure!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
     site.harness.note(&format!("a user without rights gets:\n{output}"));
