@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use tessera_arbiter::Service;
 use tessera_arbiter::power::{self, PowerFactor, PowerModel};
 use tessera_limits::limits::ShareMeaning;
-use tessera_limits::{GpuLimit, GrantLimits, UuidBytes, files, futex};
+use tessera_limits::{Bytes, GpuLimit, GrantLimits, UuidBytes, files, futex};
 use thiserror::Error;
 
 const USAGE: &str = "usage: tessera-arbiter grant DIRECTORY UUID MEMORY-MIB COMPUTE-PERCENT \
@@ -86,10 +86,11 @@ fn grant(
 ) -> Result<(), CommandError> {
     let gpu = GpuLimit {
         uuid: parse_uuid(uuid)?,
-        memory_bytes: parse_number(memory_mib)?
+        memory: parse_number(memory_mib)?
             .checked_mul(1 << 20)
+            .map(Bytes)
             .ok_or_else(|| CommandError::TooMuchMemory(memory_mib.to_owned()))?,
-        context_bytes: 0,
+        context: Bytes::ZERO,
         compute_percent: parse_percentage(compute_percent)?,
         compute_ceiling_percent: parse_percentage(compute_ceiling_percent)?,
     };
@@ -152,7 +153,7 @@ fn measure(service: &mut Service, gpu: &nvml::NvmlGpu, uuid: UuidBytes, director
         let Some(account) = service.account(directory) else { continue };
         let own: Vec<u32> = account.live_processes().collect();
         let held =
-            processes.iter().filter(|(process, _)| own.contains(process)).map(|(_, bytes)| bytes).sum();
+            processes.iter().filter(|(process, _)| own.contains(process)).map(|(_, bytes)| *bytes).sum();
         service.record_measurement(directory, uuid, held, charged, now);
     }
 }

@@ -9,6 +9,8 @@
 
 use std::ffi::{CStr, CString, c_void};
 
+use tessera_limits::Bytes;
+
 /// A handle of one GPU in NVML.
 pub(crate) struct NvmlGpu {
     device: *mut c_void,
@@ -86,13 +88,13 @@ impl NvmlGpu {
         (status == 0 && field.status == 0).then(|| f64::from(milliwatts) / 1e3)
     }
 
-    /// Returns the processes on the GPU and the bytes that each holds.
-    pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
+    /// Returns the processes on the GPU and the memory that each holds.
+    pub(crate) fn processes(&self) -> Vec<(u32, Bytes)> {
         let (mut count, mut list) = (512, [Process::default(); MAX_PROCESSES]);
         // SAFETY: NVML returned `device`, and `list` has as many entries as `count` says.
         let status = unsafe { (self.processes)(self.device, &raw mut count, list.as_mut_ptr()) };
         let count = if status == 0 { count as usize } else { 0 };
-        list.iter().take(count).map(|process| (process.number, process.bytes)).collect()
+        list.iter().take(count).map(|process| (process.number, Bytes(process.bytes))).collect()
     }
 
     /// Returns the enforced power limit of the GPU in watts.

@@ -13,7 +13,7 @@ use tessera_limits::control::Control;
 use tessera_limits::files::{self, OwnedMapping};
 use tessera_limits::limits::ShareMeaning;
 use tessera_limits::memory_account::{AccountSnapshot, WindowDemand};
-use tessera_limits::{GrantLimits, UuidBytes, futex};
+use tessera_limits::{Bytes, GrantLimits, UuidBytes, futex};
 
 use crate::gpu_arbiter::{GpuArbiter, Share, TenantReport, WindowAction, WindowUsage};
 
@@ -115,16 +115,15 @@ impl Service {
             .map(|(directory, _)| directory.as_path())
     }
 
-    /// Reads the account of a grant and returns the bytes of a GPU that its processes have charged.
-    pub fn held(&mut self, directory: &Path, uuid: UuidBytes) -> Option<u64> {
+    /// Reads the account of a grant and returns the memory of a GPU that its processes have charged.
+    pub fn held(&mut self, directory: &Path, uuid: UuidBytes) -> Option<Bytes> {
         let tenant = self.tenants.get_mut(directory)?;
         let gpu = tenant.limits.slot_of(uuid)?;
         tenant.read();
         Some(tenant.snapshot.held(gpu))
     }
 
-    /// Publishes the uncharged memory of a grant on a GPU: the measured `bytes` beyond the
-    /// `charged` bytes.
+    /// Publishes the uncharged memory of a grant on a GPU: what was `measured` beyond what is `charged`.
     ///
     /// `charged` is the charge that [`Service::held`] returned at `at`, before the measurement. If
     /// the charge has changed since, the two values do not belong together and the measurement is
@@ -133,8 +132,8 @@ impl Service {
         &mut self,
         directory: &Path,
         uuid: UuidBytes,
-        bytes: u64,
-        charged: u64,
+        measured: Bytes,
+        charged: Bytes,
         at: u64,
     ) {
         if self.held(directory, uuid) != Some(charged) {
@@ -143,7 +142,7 @@ impl Service {
         if let Some(tenant) = self.tenants.get(directory)
             && let Some(gpu) = tenant.limits.slot_of(uuid)
         {
-            tenant.control.set_uncharged(gpu, bytes.saturating_sub(charged), at);
+            tenant.control.set_uncharged(gpu, measured - charged, at);
         }
     }
 

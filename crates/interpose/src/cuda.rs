@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use tessera_limits::Bytes;
+
 /// The result of every driver function.
 pub type Status = i32;
 pub type Device = i32;
@@ -190,18 +192,17 @@ impl Array3dDescriptor {
 
     /// Returns the approximate size of the array, because the driver tiles it. Unknown formats
     /// count as the widest.
-    pub fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> Bytes {
         if self.flags & (Self::SPARSE | Self::DEFERRED) != 0 {
-            return 0;
+            return Bytes::ZERO;
         }
         let element = match self.format {
             0x01 | 0x08 => 1,
             0x02 | 0x09 | 0x10 => 2,
             _ => 4,
         } * u64::from(self.channels.max(1));
-        [self.width, self.height, self.depth]
-            .iter()
-            .fold(element, |bytes, &extent| bytes.saturating_mul(extent.max(1) as u64))
+        let extents = [self.width, self.height, self.depth];
+        Bytes(extents.iter().fold(element, |bytes, &extent| bytes.saturating_mul(extent.max(1) as u64)))
     }
 }
 

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tessera_limits::allocation_size::SmallAllocations;
+use tessera_limits::allocation_size::{DEFAULT_CONTEXT, SmallAllocations};
 use tessera_limits::control::Control;
 use tessera_limits::files::{self, ArbiterWakeup, StaticMapping};
 use tessera_limits::memory_account::{MemoryAccount, Slot, SlotIndex};
-use tessera_limits::{GpuSlot, GrantLimits, PerGpu, futex};
+use tessera_limits::{AtomicBytes, Bytes, GpuLimit, GpuSlot, GrantLimits, PerGpu, futex};
 
 use crate::compute::Compute;
 use crate::cuda::{NOT_PERMITTED, Status};
@@ -27,7 +27,7 @@ pub struct Process {
     wakeup: ArbiterWakeup,
     pub slot: SlotIndex,
     /// Copy of the charges in the process's slot, where no other process can write.
-    pub own_charge: PerGpu<AtomicU64>,
+    pub own_charge: PerGpu<AtomicBytes>,
     pub gpus: GrantedGpus,
     pub memory: Memory,
     pub compute: Compute,
@@ -40,8 +40,8 @@ pub struct Process {
 /// The limits as last read, in atomic numbers, so that a hook needs no lock.
 struct CachedLimits {
     revision: AtomicU64,
-    memory: PerGpu<AtomicU64>,
-    context: PerGpu<AtomicU64>,
+    memory: PerGpu<AtomicBytes>,
+    context: PerGpu<AtomicBytes>,
 }
 
 /// The loaded state of this process, or null. It is never freed.
@@ -88,24 +88,25 @@ impl Process {
         self.wakeup.notify();
     }
 
-    /// Returns the bytes of the GPU that the container's processes may charge: the grant less the
+    /// Returns the memory of the GPU that the container's processes may charge: the grant less the
     /// uncharged memory.
-    pub fn memory_limit(&self, gpu: GpuSlot) -> u64 {
-        self.refresh();
-        let limit = self.limits.memory[gpu].load(Ordering::Relaxed);
-        limit.saturating_sub(if limit == u64::MAX { 0 } else { self.control.uncharged(gpu) })
+    pub fn memory_limit(&self, gpu: GpuSlot) -> Bytes {
+        match self.granted(gpu) {
+            GpuLimit::WHOLE => GpuLimit::WHOLE,
+            granted => granted - self.control.uncharged(gpu),
+        }
     }
 
-    /// Returns the bytes of the GPU that the container was granted.
-    pub fn granted(&self, gpu: GpuSlot) -> u64 {
+    /// Returns the memory of the GPU that the container was granted.
+    pub fn granted(&self, gpu: GpuSlot) -> Bytes {
         self.refresh();
         self.limits.memory[gpu].load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that a context takes on the GPU.
-    pub fn context_bytes(&self, gpu: GpuSlot) -> u64 {
+    /// Returns the memory that a context takes on the GPU.
+    pub fn context_size(&self, gpu: GpuSlot) -> Bytes {
         match self.limits.context[gpu].load(Ordering::Relaxed) {
-            0 => tessera_limits::allocation_size::DEFAULT_CONTEXT_BYTES,
+            Bytes::ZERO => DEFAULT_CONTEXT,
             measured => measured,
         }
     }
@@ -189,8 +190,8 @@ impl Process {
 impl CachedLimits {
     fn set(&self, revision: u64, limits: &GrantLimits) {
         for (slot, gpu) in GpuSlot::all().zip(&limits.gpus) {
-            self.memory[slot].store(gpu.memory_bytes, Ordering::Relaxed);
-            self.context[slot].store(gpu.context_bytes, Ordering::Relaxed);
+            self.memory[slot].store(gpu.memory, Ordering::Relaxed);
+            self.context[slot].store(gpu.context, Ordering::Relaxed);
         }
         self.revision.store(revision, Ordering::Relaxed);
     }

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use tessera_limits::allocation_size::AllocationSize;
 use tessera_limits::memory_account::SlotOwner;
-use tessera_limits::{GpuSlot, PerGpu};
+use tessera_limits::{Bytes, GpuSlot, PerGpu};
 
 use crate::cuda::{DevicePointer, OUT_OF_MEMORY, SUCCESS, Status};
 use crate::entry::library::driver_functions;
@@ -81,7 +81,7 @@ impl Process {
     ///
     /// # Errors
     /// "Out of memory" at the limit.
-    pub fn charge(&self, gpu: GpuSlot, bytes: u64) -> Result<(), Status> {
+    pub fn charge(&self, gpu: GpuSlot, bytes: Bytes) -> Result<(), Status> {
         if self.try_charge(gpu, bytes) {
             return Ok(());
         }
@@ -95,8 +95,11 @@ impl Process {
                 return Ok(());
             }
             let is_exiting = |owner| matches!(owner, SlotOwner::Exiting { .. });
-            let any_exiting =
-                self.account.slots().iter().any(|slot| is_exiting(slot.owner()) && slot.held(gpu) > 0);
+            let any_exiting = self
+                .account
+                .slots()
+                .iter()
+                .any(|slot| is_exiting(slot.owner()) && slot.held(gpu) > Bytes::ZERO);
             if !any_exiting || waited >= MAX_RECLAIM_WAIT || bytes > self.memory_limit(gpu) {
                 break;
             }
@@ -108,25 +111,25 @@ impl Process {
     }
 
     /// Charges memory that the process already holds, even above the limit.
-    pub fn charge_anyway(&self, gpu: GpuSlot, bytes: u64) {
+    pub fn charge_anyway(&self, gpu: GpuSlot, bytes: Bytes) {
         self.own_charge[gpu].fetch_add(bytes, Ordering::SeqCst);
         self.account.charge_anyway(self.slot, gpu, bytes);
     }
 
     /// Releases a charge of `bytes`.
-    pub fn refund(&self, gpu: GpuSlot, bytes: u64) {
+    pub fn refund(&self, gpu: GpuSlot, bytes: Bytes) {
         self.own_charge[gpu].fetch_sub(bytes, Ordering::SeqCst);
         self.account.refund(self.slot, gpu, bytes);
     }
 
     /// Charges `bytes` if they fit right now. May wait for a measurement near the limit.
-    fn try_charge(&self, gpu: GpuSlot, bytes: u64) -> bool {
+    fn try_charge(&self, gpu: GpuSlot, bytes: Bytes) -> bool {
         let limit = self.memory_limit(gpu);
         let unmeasured = self.memory.code.reserve_for_code(self, gpu, bytes, self.account.held(gpu), limit);
-        let limit = self.memory_limit(gpu).saturating_sub(unmeasured);
+        let limit = self.memory_limit(gpu) - unmeasured;
         let _guard = self.lock_small_allocations();
         // Even if the container has changed the account, a single process never exceeds the limit.
-        let own = self.own_charge[gpu].load(Ordering::SeqCst).saturating_add(bytes);
+        let own = self.own_charge[gpu].load(Ordering::SeqCst) + bytes;
         if own > limit || self.account.charge(self.slot, gpu, bytes, limit).is_err() {
             return false;
         }
@@ -135,14 +138,14 @@ impl Process {
     }
 
     /// Charges the memory that the driver will take for `bytes`.
-    fn charge_size(&self, gpu: GpuSlot, bytes: u64) -> Result<AllocationSize, Status> {
+    fn charge_size(&self, gpu: GpuSlot, bytes: Bytes) -> Result<AllocationSize, Status> {
         let size = AllocationSize::of(bytes);
         let AllocationSize::Small(small) = size else {
             let AllocationSize::Blocks(blocks) = size else { return Ok(size) };
             return self.charge(gpu, blocks).map(|()| size);
         };
         let missing = self.lock_small_allocations()[gpu].additional_charge(small);
-        if missing > 0 {
+        if missing > Bytes::ZERO {
             self.charge(gpu, missing)?;
         }
         self.lock_small_allocations()[gpu].add(small, missing);
@@ -168,7 +171,7 @@ impl Process {
 /// allocation under `key`.
 unsafe fn allocate(
     kind: AllocationKind,
-    bytes: u64,
+    bytes: Bytes,
     call_driver: impl FnOnce() -> Status,
     key: impl FnOnce() -> u64,
 ) -> Status {
@@ -226,7 +229,7 @@ unsafe fn import(
         return status;
     }
     // SAFETY: the closures call no driver function, because the memory is already imported.
-    let charged = unsafe { allocate(kind, bytes as u64, || SUCCESS, || opened) };
+    let charged = unsafe { allocate(kind, Bytes(bytes as u64), || SUCCESS, || opened) };
     if charged != SUCCESS {
         let _ = undo(opened);
     }

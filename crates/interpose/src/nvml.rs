@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use tessera_limits::allocation_size::visible_memory;
-use tessera_limits::limits::UuidBytes;
+use tessera_limits::allocation_size::{FreeAndTotal, visible_memory};
+use tessera_limits::{Bytes, GpuLimit, UuidBytes};
 
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::entry::library::driver_functions;
@@ -47,10 +47,9 @@ unsafe fn memory_info(
     if status == SUCCESS
         // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
-        && let Some((limit, held)) = share(device)
+        && let Some(FreeAndTotal { free, total }) = share(device, info.free, info.total)
     {
-        let (free, total) = visible_memory(limit, held, info.total, info.free);
-        *info = Info { total, free, used: total.saturating_sub(free) };
+        *info = Info { total: total.0, free: free.0, used: (total - free).0 };
     }
     status
 }
@@ -65,17 +64,16 @@ unsafe fn memory_info_v2(
     if status == SUCCESS
         // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
-        && let Some((limit, held)) = share(device)
+        && let Some(FreeAndTotal { free, total }) = share(device, info.free, info.total)
     {
-        let (free, total) = visible_memory(limit, held, info.total, info.free);
-        *info = InfoV2 { version: info.version, total, reserved: 0, free, used: total.saturating_sub(free) };
+        let (version, used) = (info.version, (total - free).0);
+        *info = InfoV2 { version, total: total.0, reserved: 0, free: free.0, used };
     }
     status
 }
 
-/// Returns the container's memory limit on a GPU and its usage, or `None` if the memory is not
-/// limited.
-fn share(device: Handle) -> Option<(u64, u64)> {
+/// Returns what the container sees of a GPU's memory, or `None` if the memory is not limited.
+fn share(device: Handle, free: u64, total: u64) -> Option<FreeAndTotal> {
     let process = Process::get().ok()?;
     let mut text = [0; 96];
     // SAFETY: NVML writes at most as many characters as the length says, which is the size of
@@ -90,5 +88,6 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     let gpu = process.gpus.of_uuid(UuidBytes::parse(digits)?)?;
     process.sweep();
     let granted = process.granted(gpu);
-    (granted != u64::MAX).then(|| (granted, process.held(gpu)))
+    let of_gpu = FreeAndTotal { free: Bytes(free), total: Bytes(total) };
+    (granted != GpuLimit::WHOLE).then(|| visible_memory(granted, process.held(gpu), of_gpu))
 }

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::limits::{GrantLimits, InvalidLimits, WORDS};
-use crate::{GpuSlot, PerGpu};
+use crate::{AtomicBytes, Bytes, GpuSlot, PerGpu};
 
 /// First word of the file, which identifies its format. A new layout gets a new value.
 pub const FORMAT: u64 = u64::from_le_bytes(*b"tessera2");
@@ -29,9 +29,9 @@ pub struct Control {
     heartbeat: AtomicU64,
     copies: [[AtomicU64; WORDS]; 2],
     windows: PerGpu<SharedWindow>,
-    /// Bytes of device memory that the agent measures on the GPU and that no process of the
-    /// container has charged.
-    uncharged: PerGpu<AtomicU64>,
+    /// Device memory that the agent measures on the GPU and that no process of the container has
+    /// charged.
+    uncharged: PerGpu<AtomicBytes>,
     /// Time of the measurement in nanoseconds on the monotonic clock.
     measured: PerGpu<AtomicU64>,
 }
@@ -99,9 +99,9 @@ impl Control {
         beat != 0 && now.saturating_sub(beat) < HEARTBEAT_TIMEOUT_NS
     }
 
-    /// Returns the measured bytes on the GPU that no process of the container has charged.
+    /// Returns the measured memory on the GPU that no process of the container has charged.
     #[must_use]
-    pub fn uncharged(&self, gpu: GpuSlot) -> u64 {
+    pub fn uncharged(&self, gpu: GpuSlot) -> Bytes {
         self.uncharged[gpu].load(Ordering::Relaxed)
     }
 
@@ -111,9 +111,8 @@ impl Control {
         self.measured[gpu].load(Ordering::Acquire)
     }
 
-    /// Publishes how many uncharged bytes the container uses on the GPU, and when they were
-    /// measured.
-    pub fn set_uncharged(&self, gpu: GpuSlot, bytes: u64, measured: u64) {
+    /// Publishes how much uncharged memory the container uses on the GPU, and when that was measured.
+    pub fn set_uncharged(&self, gpu: GpuSlot, bytes: Bytes, measured: u64) {
         self.uncharged[gpu].store(bytes, Ordering::Relaxed);
         self.measured[gpu].store(measured, Ordering::Release);
     }
@@ -226,8 +225,8 @@ mod tests {
     fn limits(memory: u64) -> GrantLimits {
         let gpu = GpuLimit {
             uuid: UuidBytes([7; 16]),
-            memory_bytes: memory,
-            context_bytes: 0,
+            memory: Bytes(memory),
+            context: Bytes::ZERO,
             compute_percent: 30,
             compute_ceiling_percent: 30,
         };

@@ -20,10 +20,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::GpuSlot;
 use crate::control::Control;
 use crate::limits::GrantLimits;
 use crate::memory_account::{self, MemoryAccount};
+use crate::{Bytes, GpuSlot};
 
 /// Directory in which a container finds its grant.
 pub const GRANT_DIRECTORY: &str = "/etc/tessera";
@@ -182,7 +182,7 @@ pub fn create_grant(directory: &Path, limits: &GrantLimits) -> io::Result<OwnedM
     std::fs::rename(&fresh, directory.join(ACCOUNT))?;
     let control = update_grant(directory, limits)?;
     for gpu in GpuSlot::all() {
-        control.set_uncharged(gpu, 0, 0);
+        control.set_uncharged(gpu, Bytes::ZERO, 0);
     }
     Ok(control)
 }
@@ -260,8 +260,8 @@ mod tests {
     fn limits(memory: u64) -> GrantLimits {
         let gpu = GpuLimit {
             uuid: UuidBytes([7; 16]),
-            memory_bytes: memory,
-            context_bytes: 0,
+            memory: Bytes(memory),
+            context: Bytes::ZERO,
             compute_percent: 30,
             compute_ceiling_percent: 60,
         };
@@ -296,9 +296,9 @@ mod tests {
         update_grant(directory.path(), &limits(5)).unwrap();
         let account = open_account(directory.path()).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
-        account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
+        account.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
         update_grant(directory.path(), &limits(5)).unwrap();
-        assert_eq!(open_account(directory.path()).unwrap().held(GpuSlot::FIRST), 3);
+        assert_eq!(open_account(directory.path()).unwrap().held(GpuSlot::FIRST), Bytes(3));
     }
 
     #[test]
@@ -307,14 +307,14 @@ mod tests {
         let control = create_grant(directory.path(), &limits(5)).unwrap();
         let before = open_account(directory.path()).unwrap();
         let me = before.claim(1, 1, |_| {}).unwrap();
-        before.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
-        control.set_uncharged(GpuSlot::FIRST, 2, 1);
+        before.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
+        control.set_uncharged(GpuSlot::FIRST, Bytes(2), 1);
         create_grant(directory.path(), &limits(5)).unwrap();
         assert_eq!(
             (before.held(GpuSlot::FIRST), open_account(directory.path()).unwrap().held(GpuSlot::FIRST)),
-            (3, 0)
+            (Bytes(3), Bytes::ZERO)
         );
-        assert_eq!(control.uncharged(GpuSlot::FIRST), 0, "the control file is kept");
+        assert_eq!(control.uncharged(GpuSlot::FIRST), Bytes::ZERO, "the control file is kept");
     }
 
     #[test]

@@ -16,6 +16,7 @@
 
 pub mod allocation_size;
 mod atomic;
+pub mod bytes;
 pub mod control;
 pub mod files;
 pub mod futex;
@@ -24,6 +25,7 @@ pub mod limits;
 pub mod memory_account;
 pub mod pacer;
 
+pub use bytes::{AtomicBytes, Bytes};
 pub use control::Control;
 pub use gpu_slot::{GpuSlot, MAX_GPUS, PerGpu};
 pub use limits::{GpuLimit, GrantLimits, UuidBytes};

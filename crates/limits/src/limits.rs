@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{GpuSlot, MAX_GPUS};
+use crate::{Bytes, GpuSlot, MAX_GPUS};
 
 /// The limits of a container on each of its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,10 +25,10 @@ pub struct UuidBytes(pub [u8; 16]);
 pub struct GpuLimit {
     /// UUID of the GPU.
     pub uuid: UuidBytes,
-    /// Limit of device memory in bytes, including contexts, or [`GpuLimit::WHOLE`] for no limit.
-    pub memory_bytes: u64,
-    /// Bytes that one context takes on this GPU, as measured by the agent, or 0 if unknown.
-    pub context_bytes: u64,
+    /// Limit of device memory, including contexts, or [`GpuLimit::WHOLE`] for no limit.
+    pub memory: Bytes,
+    /// Memory that one context takes on this GPU, as measured by the agent, or 0 if unknown.
+    pub context: Bytes,
     /// Guaranteed percentage of the GPU's time. 0 grants only time that other containers leave
     /// unused.
     pub compute_percent: u32,
@@ -64,8 +64,8 @@ pub const WORDS: usize = 3 + MAX_GPUS * GPU_WORDS + 1;
 const GPU_WORDS: usize = 5;
 
 impl GpuLimit {
-    /// Value of `memory_bytes` that grants all memory of the GPU.
-    pub const WHOLE: u64 = u64::MAX;
+    /// Value of `memory` that grants all memory of the GPU.
+    pub const WHOLE: Bytes = Bytes::MAX;
 
     /// Returns whether the library must throttle launches on this GPU.
     #[must_use]
@@ -93,8 +93,8 @@ impl GrantLimits {
             words.copy_from_slice(&[
                 half(&gpu.uuid.0[..8]),
                 half(&gpu.uuid.0[8..]),
-                gpu.memory_bytes,
-                gpu.context_bytes,
+                gpu.memory.0,
+                gpu.context.0,
                 u64::from(gpu.compute_percent) | u64::from(gpu.compute_ceiling_percent) << 32,
             ]);
         }
@@ -163,8 +163,8 @@ fn gpu_from_words(words: &[u64]) -> Result<GpuLimit, InvalidLimits> {
     }
     Ok(GpuLimit {
         uuid: UuidBytes(uuid),
-        memory_bytes: words[2],
-        context_bytes: words[3],
+        memory: Bytes(words[2]),
+        context: Bytes(words[3]),
         compute_percent,
         compute_ceiling_percent,
     })
@@ -191,10 +191,10 @@ mod tests {
 
     fn limits() -> impl Strategy<Value = GrantLimits> {
         let gpu = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), 0..=100u32, 0..=100u32).prop_map(
-            |(uuid, memory_bytes, context_bytes, a, b)| GpuLimit {
+            |(uuid, memory, context, a, b)| GpuLimit {
                 uuid: UuidBytes(uuid),
-                memory_bytes,
-                context_bytes,
+                memory: Bytes(memory),
+                context: Bytes(context),
                 compute_percent: a.min(b),
                 compute_ceiling_percent: a.max(b),
             },

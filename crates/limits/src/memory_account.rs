@@ -13,7 +13,7 @@ mod snapshot;
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 use crate::pacer::{BUSY_PLACE, SharedPacer};
-use crate::{GpuSlot, PerGpu};
+use crate::{AtomicBytes, Bytes, GpuSlot, PerGpu};
 
 pub use snapshot::{AccountSnapshot, ProcessUsage, WindowDemand};
 
@@ -60,10 +60,10 @@ pub struct Slot {
     process: AtomicU32,
     /// Process id of the last owner whose memory the driver has reclaimed.
     gone: AtomicU32,
-    held: PerGpu<AtomicU64>,
-    tentative: PerGpu<AtomicU64>,
-    /// Bytes of all rejected requests.
-    pub denied: AtomicU64,
+    held: PerGpu<AtomicBytes>,
+    tentative: PerGpu<AtomicBytes>,
+    /// Size of all rejected requests.
+    pub denied: AtomicBytes,
     /// Nanoseconds that threads of this process have waited for a window.
     pub waited: AtomicU64,
     /// Number of threads that wait until the agent has measured the uncharged memory.
@@ -165,9 +165,9 @@ impl MemoryAccount {
         &self.slots[..(self.used_slots.load(Ordering::SeqCst) as usize).min(SLOTS)]
     }
 
-    /// Returns the bytes of the GPU that all processes together hold.
+    /// Returns the memory of the GPU that all processes together hold.
     #[must_use]
-    pub fn held(&self, gpu: GpuSlot) -> u64 {
+    pub fn held(&self, gpu: GpuSlot) -> Bytes {
         self.sum(gpu).settled
     }
 
@@ -177,43 +177,41 @@ impl MemoryAccount {
     ///
     /// # Errors
     /// [`OverLimit`] if the bytes do not fit.
-    pub fn charge(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64, limit: u64) -> Result<(), OverLimit> {
+    pub fn charge(&self, me: SlotIndex, gpu: GpuSlot, bytes: Bytes, limit: Bytes) -> Result<(), OverLimit> {
         let mine = self.slot(me);
         for attempt in 0..MAX_ATTEMPTS {
             mine.tentative[gpu].store(bytes, Ordering::SeqCst);
             let sum = self.sum(gpu);
-            if sum.settled.saturating_add(sum.tentative) <= limit {
+            if sum.settled + sum.tentative <= limit {
                 // `held` is raised first, so that no other process misses the bytes in between.
                 // Counting them twice for a moment is harmless.
                 mine.held[gpu].fetch_add(bytes, Ordering::SeqCst);
-                mine.tentative[gpu].store(0, Ordering::SeqCst);
+                mine.tentative[gpu].store(Bytes::ZERO, Ordering::SeqCst);
                 return Ok(());
             }
-            if sum.settled.saturating_add(bytes) > limit {
+            if sum.settled + bytes > limit {
                 break;
             }
             // Only the announcements of other processes are in the way. The process with the lowest
             // slot keeps its announcement, all others withdraw theirs.
-            if self.slots[..me.0].iter().any(|slot| slot.tentative(gpu) > 0) {
-                mine.tentative[gpu].store(0, Ordering::SeqCst);
+            if self.slots[..me.0].iter().any(|slot| slot.tentative(gpu) > Bytes::ZERO) {
+                mine.tentative[gpu].store(Bytes::ZERO, Ordering::SeqCst);
             }
             if attempt < YIELDING_ATTEMPTS { yield_now() } else { crate::futex::sleep(RETRY_SLEEP_NS) }
         }
-        mine.tentative[gpu].store(0, Ordering::SeqCst);
+        mine.tentative[gpu].store(Bytes::ZERO, Ordering::SeqCst);
         Err(OverLimit)
     }
 
     /// Adds memory that the process already holds, even above the limit.
-    pub fn charge_anyway(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64) {
+    pub fn charge_anyway(&self, me: SlotIndex, gpu: GpuSlot, bytes: Bytes) {
         self.slot(me).held[gpu].fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// Releases `bytes` of the slot's charge.
-    pub fn refund(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64) {
-        let held = &self.slot(me).held[gpu];
-        // The subtraction saturates, because the container can write any charge into its slot.
-        let _ =
-            held.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |held| Some(held.saturating_sub(bytes)));
+    pub fn refund(&self, me: SlotIndex, gpu: GpuSlot, bytes: Bytes) {
+        // The container can write any charge into its slot.
+        self.slot(me).held[gpu].saturating_sub(bytes, Ordering::SeqCst);
     }
 
     /// Releases the charges of exited processes whose memory the driver has reclaimed, as `is_gone`
@@ -238,19 +236,19 @@ impl MemoryAccount {
             // seen at least once.
             let tentative = slot.tentative(gpu);
             let held = slot.held(gpu);
-            sum.tentative = sum.tentative.saturating_add(tentative);
-            sum.settled = sum.settled.saturating_add(held);
+            sum.tentative += tentative;
+            sum.settled += held;
         }
         sum
     }
 }
 
-/// Bytes of one GPU that all processes hold (`settled`) and that they are requesting right now
+/// Memory of one GPU that all processes hold (`settled`) and that they are requesting right now
 /// (`tentative`).
 #[derive(Default)]
 struct Sum {
-    settled: u64,
-    tentative: u64,
+    settled: Bytes,
+    tentative: Bytes,
 }
 
 impl Slot {
@@ -260,16 +258,19 @@ impl Slot {
         self.state(self.owner.load(Ordering::SeqCst))
     }
 
-    /// Returns the bytes of the GPU that the owner holds, or 0 once the owner is gone.
+    /// Returns the memory of the GPU that the owner holds, or 0 once the owner is gone.
     #[must_use]
-    pub fn held(&self, gpu: GpuSlot) -> u64 {
-        if self.owner() == SlotOwner::Gone { 0 } else { self.held[gpu].load(Ordering::SeqCst) }
+    pub fn held(&self, gpu: GpuSlot) -> Bytes {
+        if self.owner() == SlotOwner::Gone { Bytes::ZERO } else { self.held[gpu].load(Ordering::SeqCst) }
     }
 
-    /// Returns the bytes that the owner is requesting; the announcement of a dead owner does not
+    /// Returns the memory that the owner is requesting; the announcement of a dead owner does not
     /// count.
-    fn tentative(&self, gpu: GpuSlot) -> u64 {
-        if matches!(self.owner(), SlotOwner::Alive) { self.tentative[gpu].load(Ordering::SeqCst) } else { 0 }
+    fn tentative(&self, gpu: GpuSlot) -> Bytes {
+        match self.owner() {
+            SlotOwner::Alive => self.tentative[gpu].load(Ordering::SeqCst),
+            _ => Bytes::ZERO,
+        }
     }
 
     fn state(&self, owner: u32) -> SlotOwner {
@@ -284,10 +285,11 @@ impl Slot {
     }
 
     fn clear(&self) {
-        for number in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited, &self.waits])
-        {
-            number.store(0, Ordering::SeqCst);
+        for bytes in self.held.iter().chain(&self.tentative).chain([&self.denied]) {
+            bytes.store(Bytes::ZERO, Ordering::SeqCst);
         }
+        self.waited.store(0, Ordering::SeqCst);
+        self.waits.store(0, Ordering::SeqCst);
         self.awaiting_measurement.store(0, Ordering::SeqCst);
         for demand in &self.demand {
             demand.wants.store(0, Ordering::SeqCst);

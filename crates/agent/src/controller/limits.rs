@@ -4,7 +4,7 @@ use tessera_core::{
     grant::Hold,
     units::{GpuIndex, Percent, PodUid},
 };
-use tessera_limits::{GpuLimit, UuidBytes, limits::ShareMeaning};
+use tessera_limits::{Bytes, GpuLimit, UuidBytes, limits::ShareMeaning};
 use tessera_wire::foreign::objects::Pod;
 
 use super::{CallError, holdings::Holding, inventory::NodeGpus};
@@ -45,7 +45,7 @@ pub(super) fn container_limits(
     held: &Holding,
 ) -> Result<Option<ContainerLimits>, CallError> {
     let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
-    let gpu_limit = |index: GpuIndex, compute_percent: Percent, memory: u64| {
+    let gpu_limit = |index: GpuIndex, compute_percent: Percent, memory: Bytes| {
         let gpu = gpus.and_then(|gpus| gpus.node.gpu(index));
         let uuid = gpu.and_then(|gpu| UuidBytes::parse(&gpu.uuid.0)).ok_or(CallError::NoUuid(index))?;
         let most = ceiling
@@ -53,15 +53,17 @@ pub(super) fn container_limits(
         // The agent does not know how much a context takes. The library estimates it.
         Ok(GpuLimit {
             uuid,
-            memory_bytes: memory,
-            context_bytes: 0,
+            memory,
+            context: Bytes::ZERO,
             compute_percent: compute_percent.0,
             compute_ceiling_percent: most.0,
         })
     };
     let shares = held.grant.holds.iter().filter_map(|(index, hold)| match hold {
         Hold::Whole => None,
-        Hold::Share { compute_percent, memory } => Some(gpu_limit(*index, *compute_percent, memory.0 << 20)),
+        Hold::Share { compute_percent, memory } => {
+            Some(gpu_limit(*index, *compute_percent, Bytes::from_mib(memory.0)))
+        }
     });
     let gpus: Vec<GpuLimit> = shares.collect::<Result<_, CallError>>()?;
     Ok((!gpus.is_empty()).then(|| ContainerLimits {

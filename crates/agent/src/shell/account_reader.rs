@@ -18,7 +18,7 @@ use std::{
 use tessera_arbiter::gpu_arbiter::WindowUsage;
 use tessera_core::gpu::GpuUuid;
 use tessera_limits::{
-    Control, GpuSlot, PerGpu, UuidBytes,
+    Bytes, Control, GpuSlot, PerGpu, UuidBytes,
     files::{self, OwnedMapping},
     futex,
     memory_account::{AccountSnapshot, MemoryAccount, ProcessUsage},
@@ -71,7 +71,7 @@ struct Account {
 struct ProcessTotals {
     waited: u64,
     waits: u64,
-    denied: u64,
+    denied: Bytes,
     before: Vec<Option<ProcessUsage>>,
 }
 
@@ -135,7 +135,7 @@ fn handle(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
         Command::SetUncharged { container, gpu, bytes, at } => {
             let control = accounts.get_mut(&container).and_then(Account::control);
             if let Some((control, gpu)) = control.zip(GpuSlot::new(gpu)) {
-                control.set_uncharged(gpu, bytes, at);
+                control.set_uncharged(gpu, Bytes(bytes), at);
             }
         }
         Command::Measure => {}
@@ -177,7 +177,7 @@ fn measure(
                 report = ShareReport {
                     throttled_seconds: seconds(*waited),
                     waits: *waits,
-                    denied_bytes: *denied,
+                    denied_bytes: denied.0,
                     ..report
                 };
             }
@@ -224,7 +224,7 @@ impl Account {
             self.gpus = limits.gpus.iter().map(|gpu| gpu.uuid.to_string().as_str().into()).collect();
         }
         let has_uncharged =
-            |control: &OwnedMapping<Control>| GpuSlot::all().any(|gpu| control.uncharged(gpu) > 0);
+            |control: &OwnedMapping<Control>| GpuSlot::all().any(|gpu| control.uncharged(gpu) > Bytes::ZERO);
         if self.totals.processes().next().is_none() && !self.control.as_ref().is_some_and(has_uncharged) {
             self.control = None;
         }
@@ -255,7 +255,7 @@ impl Account {
             ended: self.totals.ended().collect(),
             held: held
                 .take(self.gpus.len())
-                .map(|(after, before)| (after == before).then_some(*after))
+                .map(|(after, before)| (after == before).then_some(after.0))
                 .collect(),
         }
     }
@@ -276,9 +276,9 @@ impl ProcessTotals {
         self.before.iter().flatten().filter(|usage| !usage.is_alive).map(|usage| usage.process)
     }
 
-    /// Returns the bytes that living processes hold on each GPU.
-    fn held(&self) -> PerGpu<u64> {
-        PerGpu::from_fn(|gpu| self.living().fold(0, |sum: u64, usage| sum.saturating_add(usage.held[gpu])))
+    /// Returns the memory that living processes hold on each GPU.
+    fn held(&self) -> PerGpu<Bytes> {
+        PerGpu::from_fn(|gpu| self.living().map(|usage| usage.held[gpu]).sum())
     }
 
     /// Adds the growth of all slots since the last call.
@@ -291,7 +291,7 @@ impl ProcessTotals {
                 let more = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
                 self.waited = self.waited.saturating_add(more(now.waited, known.waited));
                 self.waits = self.waits.saturating_add(more(now.waits, known.waits));
-                self.denied = self.denied.saturating_add(more(now.denied, known.denied));
+                self.denied += Bytes(more(now.denied.0, known.denied.0));
             }
             self.before.push(now);
         }
@@ -308,7 +308,7 @@ mod tests {
             is_alive: true,
             waited,
             waits: waited,
-            denied,
+            denied: Bytes(denied),
             ..ProcessUsage::default()
         })
     }
@@ -318,11 +318,11 @@ mod tests {
         let mut totals = ProcessTotals::default();
         let holds = |process, is_alive, bytes| {
             let mut held = PerGpu::default();
-            held[GpuSlot::FIRST] = bytes;
+            held[GpuSlot::FIRST] = Bytes(bytes);
             Some(ProcessUsage { process, is_alive, held, ..ProcessUsage::default() })
         };
         totals.add([holds(1, false, 528), None, holds(2, true, 100), holds(3, true, 10)].into_iter());
-        assert_eq!(totals.held()[GpuSlot::FIRST], 110);
+        assert_eq!(totals.held()[GpuSlot::FIRST], Bytes(110));
         assert_eq!(totals.processes().collect::<Vec<_>>(), [2, 3]);
         assert_eq!(totals.ended().collect::<Vec<_>>(), [1]);
     }
@@ -332,7 +332,7 @@ mod tests {
         let mut totals = ProcessTotals::default();
         let mut add = |slots: &[Option<ProcessUsage>]| {
             totals.add(slots.iter().copied());
-            (totals.waited, totals.waits, totals.denied)
+            (totals.waited, totals.waits, totals.denied.0)
         };
         assert_eq!(add(&[usage(1, 10, 5), usage(2, 1, 0)]), (11, 11, 5));
         assert_eq!(add(&[usage(1, 15, 5), usage(2, 1, 0)]), (16, 16, 5));

@@ -131,7 +131,7 @@ fn subdirectories(directory: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_limits::{GpuLimit, GpuSlot, UuidBytes, limits::ShareMeaning};
+    use tessera_limits::{Bytes, GpuLimit, GpuSlot, UuidBytes, limits::ShareMeaning};
 
     use super::*;
 
@@ -144,8 +144,8 @@ mod tests {
             meaning: ShareMeaning::Throughput,
             gpus: vec![GpuLimit {
                 uuid: UuidBytes([7; 16]),
-                memory_bytes: memory,
-                context_bytes: 0,
+                memory: Bytes(memory),
+                context: Bytes::ZERO,
                 compute_percent: 30,
                 compute_ceiling_percent: 60,
             }],
@@ -178,17 +178,17 @@ mod tests {
         let directory = grants.directory(&"u".into(), "a");
         let account = files::open_account(&directory).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
-        account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
+        account.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
         grants.update(&limits("a", 5)).unwrap();
         assert_eq!(in_force(&directory).unwrap().generation, 1, "equal limits keep their generation");
         grants.update(&limits("a", 9)).unwrap();
         let now = in_force(&directory).unwrap();
-        assert_eq!((now.generation, now.gpus[0].memory_bytes), (2, 9));
-        assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), 3);
+        assert_eq!((now.generation, now.gpus[0].memory), (2, Bytes(9)));
+        assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), Bytes(3));
         grants.create(&limits("a", 9)).unwrap();
         assert_eq!(
             files::open_account(&directory).unwrap().held(GpuSlot::FIRST),
-            0,
+            Bytes::ZERO,
             "a restarted container has a new account"
         );
     }

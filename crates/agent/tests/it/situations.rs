@@ -50,7 +50,7 @@ impl Embedded {
         let gpus = files::open_control(&folder).ok()?.read().unwrap().gpus;
         let gpu = |bytes| (0..8).find(|gpu| UuidBytes::parse(&uuid(*gpu)) == Some(bytes)).unwrap();
         let limit = |gpu: &tessera_limits::GpuLimit| ExpectedLimit {
-            mib: gpu.memory_bytes >> 20,
+            mib: gpu.memory.whole_mib(),
             percent: gpu.compute_percent,
         };
         Some(gpus.iter().map(|limited| (gpu(limited.uuid), limit(limited))).collect())

@@ -87,8 +87,7 @@ unsafe fn create_mipmapped(
 ) -> Status {
     // SAFETY: the program passes a valid description or null.
     let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes());
-    let all_levels = all_levels.fold(0, u64::saturating_add);
+    let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes()).sum();
     // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
     // written the handle.
     unsafe {

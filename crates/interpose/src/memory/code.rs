@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tessera_limits::{GpuSlot, PerGpu, futex};
+use tessera_limits::{Bytes, GpuLimit, GpuSlot, PerGpu, futex};
 
 use crate::cuda::{Handle, Status};
 use crate::entry::table::hooks;
@@ -27,10 +27,10 @@ pub struct Code {
 
 /// Distance from the limit within which unmeasured code matters. The driver took at most about 160
 /// MiB for PyTorch's kernels on an H200.
-const MARGIN_BYTES: u64 = 256 << 20;
+const MARGIN: Bytes = Bytes::from_mib(256);
 
-/// Bytes that stay reserved for code while no agent measures it.
-const UNMEASURED_BYTES: u64 = 128 << 20;
+/// Memory that stays reserved for code while no agent measures it.
+const UNMEASURED: Bytes = Bytes::from_mib(128);
 
 /// Longest time for which a request near the limit waits for a measurement.
 const MAX_MEASUREMENT_WAIT: Duration = Duration::from_millis(400);
@@ -42,20 +42,20 @@ impl Code {
         self.loaded.store(futex::now(), Ordering::Relaxed);
     }
 
-    /// Returns the bytes that must stay free for unmeasured code if `bytes` are requested while
+    /// Returns the memory that must stay free for unmeasured code if `bytes` are requested while
     /// `held` of `limit` are in use. Waits for a measurement if the request is near the limit.
     pub fn reserve_for_code(
         &self,
         process: &Process,
         gpu: GpuSlot,
-        bytes: u64,
-        held: u64,
-        limit: u64,
-    ) -> u64 {
+        bytes: Bytes,
+        held: Bytes,
+        limit: Bytes,
+    ) -> Bytes {
         let known = &self.known[gpu];
         let is_known = self.loaded.load(Ordering::Relaxed) <= known.load(Ordering::Relaxed);
-        if is_known || limit == u64::MAX || held.saturating_add(bytes + MARGIN_BYTES) <= limit {
-            return 0;
+        if is_known || limit == GpuLimit::WHOLE || held + bytes + MARGIN <= limit {
+            return Bytes::ZERO;
         }
         let begin = futex::now();
         let is_measured = || process.control.measured_at(gpu) > begin;
@@ -69,10 +69,10 @@ impl Code {
         }
         awaiting_measurement.fetch_sub(1, Ordering::SeqCst);
         if !is_measured() {
-            return UNMEASURED_BYTES;
+            return UNMEASURED;
         }
         known.store(begin, Ordering::Relaxed);
-        0
+        Bytes::ZERO
     }
 }
 

@@ -1,5 +1,7 @@
 //! Memory for the kernels of a context, whose size a limit of the context sets.
 
+use tessera_limits::Bytes;
+
 use super::allocate;
 use super::allocation_table::AllocationKind;
 use super::contexts::current;
@@ -18,7 +20,7 @@ const PRINT_BUFFER: i32 = 1;
 const HEAP: i32 = 2;
 
 /// Size of both buffers in a new context, which the charge for the context covers.
-const DEFAULT_BYTES: u64 = 8 << 20;
+const DEFAULT_SIZE: Bytes = Bytes::from_mib(8);
 
 unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
@@ -34,7 +36,7 @@ unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i
         }
     };
     let Some(process) = Process::if_loaded() else { return call_driver() };
-    let (context, bytes) = (current() as u64, (value as u64).saturating_sub(DEFAULT_BYTES));
+    let (context, bytes) = (current() as u64, Bytes(value as u64) - DEFAULT_SIZE);
     let before = process.memory.allocations.remove(kind, context);
     // SAFETY: the closure calls the driver with the program's arguments, and the key does not
     // depend on its result.

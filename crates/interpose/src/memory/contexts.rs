@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
 
-use tessera_limits::GpuSlot;
+use tessera_limits::{Bytes, GpuSlot};
 
 use crate::cuda::{Device, Handle, SUCCESS, Status};
 use crate::entry::library::driver_functions;
@@ -68,8 +68,8 @@ struct Created {
     attached: u32,
 }
 
-/// A GPU and the bytes that were charged on it.
-type Charged = (GpuSlot, u64);
+/// A GPU and what was charged on it.
+type Charged = (GpuSlot, Bytes);
 
 impl Contexts {
     fn primary(&mut self, device: Device) -> &mut Primary {
@@ -360,7 +360,7 @@ fn count_attached(context: usize, change: i32) -> Option<u32> {
 
 fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
     let gpu = process.gpus.of_device(device)?;
-    let bytes = process.context_bytes(gpu);
+    let bytes = process.context_size(gpu);
     process.charge(gpu, bytes)?;
     Ok((gpu, bytes))
 }

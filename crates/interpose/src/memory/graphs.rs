@@ -7,6 +7,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::{MutexGuard, PoisonError};
 
+use tessera_limits::Bytes;
 use tessera_limits::allocation_size::round_up_to_blocks;
 
 use super::pools::PoolSource;
@@ -62,7 +63,7 @@ pub struct Graphs {
 
 struct Promise {
     device: Device,
-    bytes: u64,
+    bytes: Bytes,
     /// The graph and its executable graphs.
     holders: Vec<usize>,
 }
@@ -131,7 +132,7 @@ pub fn add_allocation_node(
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
-    let bytes = round_up_to_blocks(bytes as u64);
+    let bytes = round_up_to_blocks(Bytes(bytes as u64));
     let pool = process.memory.pools.get(PoolSource::Graphs(device), Some(gpu));
     if let Err(status) = pool.promise(process, bytes) {
         return status;

@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
+use tessera_limits::Bytes;
+
 use super::allocation_table::AllocationKind;
 use super::{allocate, free as release, import as import_memory};
 use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, Status};
@@ -39,7 +41,7 @@ pub struct ExternalMemory {
 }
 
 /// Alignment of the rows of pitched memory, the same on all GPUs so far.
-const PITCH_BYTES: u64 = 512;
+const PITCH: Bytes = Bytes(512);
 
 type Import = unsafe extern "C" fn(*mut DevicePointer, IpcHandle, u32) -> Status;
 
@@ -52,7 +54,7 @@ unsafe fn alloc(
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
     // written the pointer.
-    unsafe { allocate(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
+    unsafe { allocate(AllocationKind::Pointer, Bytes(bytes as u64), || driver(pointer, bytes), || *pointer) }
 }
 
 unsafe fn alloc_v1(
@@ -63,7 +65,12 @@ unsafe fn alloc_v1(
     // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
     // written the result.
     unsafe {
-        allocate(AllocationKind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into())
+        allocate(
+            AllocationKind::Pointer,
+            Bytes(bytes.into()),
+            || driver(pointer, bytes),
+            || (*pointer).into(),
+        )
     }
 }
 
@@ -80,21 +87,23 @@ unsafe fn managed(
     // charged from the start.
     // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
     // written the result.
-    unsafe { allocate(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
+    unsafe {
+        allocate(AllocationKind::Pointer, Bytes(bytes as u64), || driver(pointer, bytes, flags), || *pointer)
+    }
 }
 
 /// Memory that the driver takes in addition to the first managed allocation of a process. Measured
 /// on an H200 with driver 580.
-const MANAGED_BASE_BYTES: u64 = 64 << 20;
+const MANAGED_BASE: Bytes = Bytes::from_mib(64);
 
-/// Charges [`MANAGED_BASE_BYTES`] once for each GPU.
+/// Charges [`MANAGED_BASE`] once for each GPU.
 fn charge_managed_base() -> Result<(), Status> {
     let process = Process::get()?;
     let Some(gpu) = process.gpus.current().transpose()? else { return Ok(()) };
     if process.memory.has_managed[gpu].swap(true, Ordering::SeqCst) {
         return Ok(());
     }
-    process.charge(gpu, MANAGED_BASE_BYTES).inspect_err(|_| {
+    process.charge(gpu, MANAGED_BASE).inspect_err(|_| {
         process.memory.has_managed[gpu].store(false, Ordering::SeqCst);
     })
 }
@@ -181,7 +190,7 @@ unsafe fn import_external(
     unsafe {
         allocate(
             AllocationKind::ExternalMemory,
-            described.bytes,
+            Bytes(described.bytes),
             || driver(memory, description),
             || (*memory).addr() as u64,
         )
@@ -193,6 +202,6 @@ unsafe fn destroy_external(driver: unsafe extern "C" fn(Handle) -> Status, memor
     unsafe { release(AllocationKind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
 }
 
-fn pitched_bytes(width: u64, height: u64) -> u64 {
-    width.checked_next_multiple_of(PITCH_BYTES).unwrap_or(u64::MAX).saturating_mul(height)
+fn pitched_bytes(width: u64, height: u64) -> Bytes {
+    Bytes(Bytes(width).round_up_to(PITCH).0.saturating_mul(height))
 }

@@ -3,11 +3,11 @@
 //! and memory that it keeps is not promised twice.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use tessera_limits::GpuSlot;
 use tessera_limits::allocation_size::round_up_to_blocks;
+use tessera_limits::{AtomicBytes, Bytes, GpuSlot};
 
 use crate::cuda::{
     Device, GRAPH_MEMORY_RESERVED, Handle, INVALID_VALUE, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS,
@@ -47,15 +47,15 @@ pub struct Pool {
     source: PoolSource,
     /// The GPU whose memory the pool hands out, or `None` for host memory, which is not charged.
     gpu: Option<GpuSlot>,
-    /// Bytes that are charged for this pool.
-    charged: AtomicU64,
+    /// Memory that is charged for this pool.
+    charged: AtomicBytes,
     /// Part of the charge that belongs to driver calls in flight.
-    in_flight: AtomicU64,
+    in_flight: AtomicBytes,
     /// Part of the charge that is prepaid for later allocations, so that not each of them updates
     /// the account.
-    prepaid: AtomicU64,
-    /// Bytes that the pool may reserve at any time. The charge is never below this value.
-    promised: AtomicU64,
+    prepaid: AtomicBytes,
+    /// Memory that the pool may reserve at any time. The charge is never below this value.
+    promised: AtomicBytes,
     /// True if the monitor thread has been notified that this pool must be settled.
     is_monitor_notified: AtomicBool,
     /// True if the program created the pool and may destroy it.
@@ -66,9 +66,9 @@ pub struct Pool {
 }
 
 /// Distance of the container from its limit above which a pool prepays.
-const PREPAY_DISTANCE_BYTES: u64 = 2 << 30;
-/// Number of bytes that a pool prepays.
-const PREPAID_BYTES: u64 = 512 << 20;
+const PREPAY_DISTANCE: Bytes = Bytes::from_mib(2_048);
+/// Memory that a pool prepays.
+const PREPAID: Bytes = Bytes::from_mib(512);
 
 impl Pools {
     /// Adjusts the charge of each pool to its reserved memory.
@@ -110,10 +110,10 @@ impl Pools {
         let new = Box::leak(Box::new(Pool {
             source,
             gpu,
-            charged: AtomicU64::new(0),
-            in_flight: AtomicU64::new(0),
-            prepaid: AtomicU64::new(0),
-            promised: AtomicU64::new(0),
+            charged: AtomicBytes::default(),
+            in_flight: AtomicBytes::default(),
+            prepaid: AtomicBytes::default(),
+            promised: AtomicBytes::default(),
             is_monitor_notified: AtomicBool::new(false),
             is_created_by_program: AtomicBool::new(false),
             is_destroy_pending: AtomicBool::new(false),
@@ -144,7 +144,8 @@ impl Pools {
         let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let place = pools.iter().position(|pool| pool.source == source);
         let is_in_use = |pool: &Pool| {
-            pool.is_created_by_program.load(Ordering::Relaxed) && pool.attribute(POOL_USED) > Some(0)
+            pool.is_created_by_program.load(Ordering::Relaxed)
+                && pool.attribute(POOL_USED) > Some(Bytes::ZERO)
         };
         if let Some(pool) = place.map(|place| pools[place]).filter(|pool| is_in_use(pool)) {
             pool.is_destroy_pending.store(true, Ordering::SeqCst);
@@ -157,7 +158,7 @@ impl Pools {
             self.default_pool.store(0, Ordering::Release);
             self.last.store(std::ptr::null_mut(), Ordering::Release);
             if let Some(gpu) = pool.gpu {
-                process.refund(gpu, pool.charged.swap(0, Ordering::SeqCst));
+                process.refund(gpu, pool.charged.swap(Bytes::ZERO, Ordering::SeqCst));
             }
         }
         status
@@ -166,7 +167,7 @@ impl Pools {
 
 impl Pool {
     /// Returns an attribute of the pool, or `None` if the driver does not report it.
-    fn attribute(&self, pool_attribute_number: i32) -> Option<u64> {
+    fn attribute(&self, pool_attribute_number: i32) -> Option<Bytes> {
         let mut value = 0_u64;
         let target = (&raw mut value).cast();
         // SAFETY: the pool or device is valid, and all attributes used here are 64 bits wide, like
@@ -179,13 +180,13 @@ impl Pool {
                 PoolSource::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, target),
             }
         };
-        (status == SUCCESS).then_some(value)
+        (status == SUCCESS).then_some(Bytes(value))
     }
 
     /// Adjusts the charge to the reserved memory and the calls in flight.
     fn settle(&self, process: &Process) {
         self.is_monitor_notified.store(false, Ordering::SeqCst);
-        if self.prepaid.swap(0, Ordering::SeqCst) > 0 {
+        if self.prepaid.swap(Bytes::ZERO, Ordering::SeqCst) > Bytes::ZERO {
             // The prepaid charge may have hidden memory that the agent would have measured as
             // uncharged.
             process.memory.code.note_loaded();
@@ -206,11 +207,11 @@ impl Pool {
     ///
     /// # Errors
     /// "Out of memory" at the limit.
-    pub fn promise(&self, process: &Process, bytes: u64) -> Result<(), Status> {
+    pub fn promise(&self, process: &Process, bytes: Bytes) -> Result<(), Status> {
         let Some(gpu) = self.gpu else { return Ok(()) };
         self.settle(process);
         let promised = self.promised.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        let missing = promised.saturating_sub(self.charged.load(Ordering::SeqCst));
+        let missing = promised - self.charged.load(Ordering::SeqCst);
         if let Err(status) = process.charge(gpu, missing) {
             self.promised.fetch_sub(bytes, Ordering::SeqCst);
             return Err(status);
@@ -222,22 +223,22 @@ impl Pool {
 
     /// Revokes a promise. The pool is trimmed, so that a later promise does not come on top of
     /// memory that the pool keeps.
-    pub fn revoke_promise(&self, process: &Process, bytes: u64) {
+    pub fn revoke_promise(&self, process: &Process, bytes: Bytes) {
         self.promised.fetch_sub(bytes, Ordering::SeqCst);
         self.trim();
         self.settle(process);
     }
 
-    fn spare(&self) -> u64 {
+    fn spare(&self) -> Bytes {
         let sizes = self.attribute(POOL_RESERVED).zip(self.attribute(POOL_USED));
-        sizes.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
+        sizes.map_or(Bytes::ZERO, |(reserved, used)| reserved - used)
     }
 
     /// Allocates `bytes` from this pool.
     pub fn allocate(
         &self,
         process: &Process,
-        bytes: u64,
+        bytes: Bytes,
         call_driver: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
@@ -256,19 +257,18 @@ impl Pool {
     }
 
     /// Uses `blocks` of the prepaid charge. Returns false if it does not suffice.
-    fn use_prepaid(&self, blocks: u64) -> bool {
-        let paid = |prepaid: u64| prepaid.checked_sub(blocks);
-        self.prepaid.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
+    fn use_prepaid(&self, blocks: Bytes) -> bool {
+        self.prepaid.try_sub(blocks, Ordering::SeqCst)
     }
 
     /// Charges more than the pool has reserved, if the container is far from its limit. Returns
     /// whether it did.
     fn prepay(&self, process: &Process, gpu: GpuSlot) -> bool {
-        if process.account.held(gpu).saturating_add(PREPAY_DISTANCE_BYTES) > process.memory_limit(gpu) {
+        if process.account.held(gpu) + PREPAY_DISTANCE > process.memory_limit(gpu) {
             return false;
         }
         let Some(reserved) = self.attribute(POOL_RESERVED) else { return false };
-        let target = reserved + self.in_flight.load(Ordering::SeqCst) + PREPAID_BYTES;
+        let target = reserved + self.in_flight.load(Ordering::SeqCst) + PREPAID;
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target < before {
             process.refund(gpu, before - target);
@@ -276,7 +276,7 @@ impl Pool {
             self.charged.fetch_sub(target - before, Ordering::SeqCst);
             return false;
         }
-        self.prepaid.store(PREPAID_BYTES, Ordering::SeqCst);
+        self.prepaid.store(PREPAID, Ordering::SeqCst);
         if !self.is_monitor_notified.swap(true, Ordering::SeqCst) {
             monitor::notify();
         }
@@ -288,7 +288,7 @@ impl Pool {
         &self,
         process: &Process,
         gpu: GpuSlot,
-        bytes: u64,
+        bytes: Bytes,
         call_driver: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
@@ -298,7 +298,7 @@ impl Pool {
             if self.spare() < bytes {
                 return OUT_OF_MEMORY;
             }
-            charged = 0;
+            charged = Bytes::ZERO;
         }
         self.in_flight.fetch_add(charged, Ordering::SeqCst);
         self.charged.fetch_add(charged, Ordering::SeqCst);
@@ -307,7 +307,7 @@ impl Pool {
         self.settle(process);
         let (held, limit) = (process.account.held(gpu), process.memory_limit(gpu));
         // The pool could not use its spare memory and has reserved more than the limit allows.
-        if charged == 0 && status == SUCCESS && held > limit {
+        if charged == Bytes::ZERO && status == SUCCESS && held > limit {
             undo();
             self.trim();
             self.settle(process);

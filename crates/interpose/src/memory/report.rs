@@ -1,7 +1,7 @@
 //! Free and total memory, as the program sees them: the container's, not the GPU's.
 
-use tessera_limits::GpuSlot;
-use tessera_limits::allocation_size::visible_memory;
+use tessera_limits::allocation_size::{FreeAndTotal, visible_memory};
+use tessera_limits::{Bytes, GpuSlot};
 
 use crate::cuda::{Device, SUCCESS, Status};
 use crate::entry::table::hooks;
@@ -15,33 +15,33 @@ hooks! { Cuda:
 }
 
 /// The integer type in which a version of the interface counts bytes.
-trait Bytes: Copy + Ord {
-    fn wide(self) -> u64;
+trait SizeType: Copy + Ord {
+    fn bytes(self) -> Bytes;
     /// Converts `bytes`, or returns the largest value if `bytes` is larger.
-    fn narrow(bytes: u64) -> Self;
+    fn narrow(bytes: Bytes) -> Self;
 }
 
-impl Bytes for u32 {
-    fn wide(self) -> u64 {
-        self.into()
+impl SizeType for u32 {
+    fn bytes(self) -> Bytes {
+        Bytes(self.into())
     }
 
-    fn narrow(bytes: u64) -> Self {
-        bytes.try_into().unwrap_or(Self::MAX)
-    }
-}
-
-impl Bytes for usize {
-    fn wide(self) -> u64 {
-        self as u64
-    }
-
-    fn narrow(bytes: u64) -> Self {
-        bytes.try_into().unwrap_or(Self::MAX)
+    fn narrow(bytes: Bytes) -> Self {
+        bytes.0.try_into().unwrap_or(Self::MAX)
     }
 }
 
-unsafe fn info<T: Bytes>(
+impl SizeType for usize {
+    fn bytes(self) -> Bytes {
+        Bytes(self as u64)
+    }
+
+    fn narrow(bytes: Bytes) -> Self {
+        bytes.0.try_into().unwrap_or(Self::MAX)
+    }
+}
+
+unsafe fn info<T: SizeType>(
     driver: unsafe extern "C" fn(*mut T, *mut T) -> Status,
     free: *mut T,
     total: *mut T,
@@ -50,16 +50,16 @@ unsafe fn info<T: Bytes>(
     let status = unsafe { driver(free, total) };
     if status == SUCCESS && !free.is_null() && !total.is_null() {
         // SAFETY: the driver reported success, so it has written both values.
-        let (gpu_free, gpu_total) = unsafe { ((*free).wide(), (*total).wide()) };
-        if let Some((shown_free, shown_total)) = share(gpu_free, gpu_total) {
+        let gpu = unsafe { FreeAndTotal { free: (*free).bytes(), total: (*total).bytes() } };
+        if let Some(shown) = share(gpu) {
             // SAFETY: the driver has written both values, so both are writable.
-            unsafe { (*free, *total) = (T::narrow(shown_free), T::narrow(shown_total)) };
+            unsafe { (*free, *total) = (T::narrow(shown.free), T::narrow(shown.total)) };
         }
     }
     status
 }
 
-unsafe fn total<T: Bytes>(
+unsafe fn total<T: SizeType>(
     driver: unsafe extern "C" fn(*mut T, Device) -> Status,
     bytes: *mut T,
     device: Device,
@@ -76,23 +76,23 @@ unsafe fn total<T: Bytes>(
     status
 }
 
-fn granted(device: Device) -> Option<u64> {
+fn granted(device: Device) -> Option<Bytes> {
     let process = Process::get().ok()?;
     Some(process.granted(process.gpus.of_device(device).ok()?))
 }
 
-/// Returns the free and total bytes of this container on the current GPU.
-fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
+/// Returns the free and total memory of this container on the current GPU.
+fn share(of_gpu: FreeAndTotal) -> Option<FreeAndTotal> {
     let process = Process::get().ok()?;
     let gpu = process.gpus.current()?.ok()?;
     process.memory.pools.settle_all(process);
     process.sweep();
-    Some(visible_memory(process.granted(gpu), process.held(gpu), gpu_total, gpu_free))
+    Some(visible_memory(process.granted(gpu), process.held(gpu), of_gpu))
 }
 
 impl Process {
-    /// Returns the bytes of a GPU that the container holds, charged or uncharged.
-    pub fn held(&self, gpu: GpuSlot) -> u64 {
-        self.account.held(gpu).saturating_add(self.control.uncharged(gpu))
+    /// Returns the memory of a GPU that the container holds, charged or uncharged.
+    pub fn held(&self, gpu: GpuSlot) -> Bytes {
+        self.account.held(gpu) + self.control.uncharged(gpu)
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use super::allocation_table::AllocationKind;
-use tessera_limits::GpuSlot;
+use tessera_limits::{Bytes, GpuSlot};
 
 use super::pools::PoolSource;
 use super::{free as release, graphs, import as import_memory};
@@ -168,7 +168,7 @@ unsafe fn allocate_from(
             }
         };
     };
-    pool.allocate(process, bytes as u64, call_driver, undo)
+    pool.allocate(process, Bytes(bytes as u64), call_driver, undo)
 }
 
 /// Returns the GPU of a pool that the program did not create: the device with this default pool, or

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::{MutexGuard, PoisonError};
 
-use tessera_limits::GpuSlot;
 use tessera_limits::allocation_size::round_up_to_blocks;
+use tessera_limits::{Bytes, GpuSlot};
 
 use super::allocation_table::KeyHasher;
 use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
@@ -41,12 +41,12 @@ pub struct Handles {
 #[derive(Clone, Copy)]
 struct Mapping {
     handle: u64,
-    bytes: u64,
+    bytes: Bytes,
 }
 
 struct Physical {
     gpu: GpuSlot,
-    charged: u64,
+    charged: Bytes,
     /// Number of references that are not released, plus the number of mappings.
     references: u64,
 }
@@ -55,7 +55,7 @@ type Map = unsafe extern "C" fn(DevicePointer, usize, usize, u64, u64) -> Status
 
 impl Handles {
     /// Removes one reference. Returns the charge to refund if it was the last one.
-    fn drop_reference(&mut self, handle: u64) -> Option<(GpuSlot, u64)> {
+    fn drop_reference(&mut self, handle: u64) -> Option<(GpuSlot, Bytes)> {
         let physical = self.handles.get_mut(&handle)?;
         physical.references = physical.references.saturating_sub(1);
         if physical.references > 0 {
@@ -90,7 +90,7 @@ unsafe fn create(
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
-    let charged = round_up_to_blocks(bytes as u64);
+    let charged = round_up_to_blocks(Bytes(bytes as u64));
     if let Err(status) = process.charge(gpu, charged) {
         return status;
     }
@@ -162,7 +162,10 @@ unsafe fn import(
             // SAFETY: the driver reported success, so it has written the handle.
             let handle = unsafe { *handle };
             let known = &mut handles(process).handles;
-            known.entry(handle).or_insert(Physical { gpu, charged: 0, references: 0 }).references += 1;
+            known
+                .entry(handle)
+                .or_insert(Physical { gpu, charged: Bytes::ZERO, references: 0 })
+                .references += 1;
         }
     }
     status
@@ -182,9 +185,9 @@ unsafe fn map(
     };
     // Imported memory is charged as far as it is mapped. Memory that this process created is
     // already charged.
-    let needed = round_up_to_blocks((bytes as u64).saturating_add(offset as u64));
-    let known = handles(process).handles.get(&handle).map(|it| (it.gpu, needed.saturating_sub(it.charged)));
-    let uncovered = known.filter(|(_, missing)| *missing > 0);
+    let needed = round_up_to_blocks(Bytes(bytes as u64) + Bytes(offset as u64));
+    let known = handles(process).handles.get(&handle).map(|it| (it.gpu, needed - it.charged));
+    let uncovered = known.filter(|(_, missing)| *missing > Bytes::ZERO);
     if let Some((gpu, missing)) = uncovered
         && let Err(status) = process.charge(gpu, missing)
     {
@@ -196,8 +199,8 @@ unsafe fn map(
     match all.handles.get_mut(&handle) {
         Some(physical) if status == SUCCESS => {
             physical.references += 1;
-            physical.charged += uncovered.map_or(0, |(_, missing)| missing);
-            all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
+            physical.charged += uncovered.map_or(Bytes::ZERO, |(_, missing)| missing);
+            all.mappings.insert(address, Mapping { handle, bytes: Bytes(bytes as u64) });
         }
         _ => {
             if let Some((gpu, missing)) = uncovered {
@@ -220,7 +223,7 @@ unsafe fn unmap(
     let mut refunds = Vec::new();
     match all.mappings.remove(&address) {
         // Nearly every call unmaps exactly one mapping.
-        Some(gone) if gone.bytes == bytes as u64 => refunds.extend(all.drop_reference(gone.handle)),
+        Some(gone) if gone.bytes == Bytes(bytes as u64) => refunds.extend(all.drop_reference(gone.handle)),
         first => {
             let range = address..address.saturating_add(bytes as u64);
             let rest: Vec<_> = all.mappings.extract_if(|at, _| range.contains(at)).collect();

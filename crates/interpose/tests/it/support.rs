@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tessera_limits::memory_account::AccountSnapshot;
-use tessera_limits::{Control, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
+use tessera_limits::{Bytes, Control, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
 
 /// UUID of the first simulated GPU. Further GPUs have a higher last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
@@ -135,8 +135,8 @@ impl Container {
             uuid[15] = last;
             GpuLimit {
                 uuid: UuidBytes(uuid),
-                memory_bytes: memory << 20,
-                context_bytes: CONTEXT << 20,
+                memory: Bytes::from_mib(memory),
+                context: Bytes::from_mib(CONTEXT),
                 compute_percent,
                 compute_ceiling_percent: compute_percent,
             }
@@ -162,8 +162,8 @@ impl Container {
     fn limit_to(&self, memory: u64, compute_percent: u32, ceiling: u32) -> files::OwnedMapping<Control> {
         let gpu = GpuLimit {
             uuid: UuidBytes(UUID),
-            memory_bytes: memory << 20,
-            context_bytes: CONTEXT << 20,
+            memory: Bytes::from_mib(memory),
+            context: Bytes::from_mib(CONTEXT),
             compute_percent,
             compute_ceiling_percent: ceiling,
         };

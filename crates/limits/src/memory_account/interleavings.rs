@@ -7,6 +7,7 @@ use loom::thread;
 use super::*;
 
 const GPU: GpuSlot = GpuSlot::FIRST;
+const LIMIT: Bytes = Bytes(1000);
 
 fn empty() -> Arc<MemoryAccount> {
     let account = MemoryAccount {
@@ -17,9 +18,9 @@ fn empty() -> Arc<MemoryAccount> {
             owner: AtomicU32::new(0),
             process: AtomicU32::new(0),
             gone: AtomicU32::new(0),
-            held: PerGpu::from_fn(|_| AtomicU64::new(0)),
-            tentative: PerGpu::from_fn(|_| AtomicU64::new(0)),
-            denied: AtomicU64::new(0),
+            held: PerGpu::from_fn(|_| AtomicBytes::new(Bytes::ZERO)),
+            tentative: PerGpu::from_fn(|_| AtomicBytes::new(Bytes::ZERO)),
+            denied: AtomicBytes::new(Bytes::ZERO),
             waited: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             awaiting_measurement: AtomicU32::new(0),
@@ -45,12 +46,12 @@ fn two_racing_charges_never_both_succeed() {
         let other = slots[1];
         let racer = {
             let account = account.clone();
-            thread::spawn(move || account.charge(other, GPU, 600, 1000).is_ok())
+            thread::spawn(move || account.charge(other, GPU, Bytes(600), LIMIT).is_ok())
         };
-        let mine = account.charge(slots[0], GPU, 600, 1000).is_ok();
+        let mine = account.charge(slots[0], GPU, Bytes(600), LIMIT).is_ok();
         let theirs = racer.join().unwrap();
         assert!(!(mine && theirs));
-        assert!(account.held(GPU) <= 1000);
+        assert!(account.held(GPU) <= LIMIT);
     });
 }
 
@@ -60,18 +61,18 @@ fn a_refund_admits_another_charge_but_not_two() {
     explore(|| {
         let account = empty();
         let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
-        account.charge(one, GPU, 800, 1000).unwrap();
+        account.charge(one, GPU, Bytes(800), LIMIT).unwrap();
         let giver = {
             let account = account.clone();
             thread::spawn(move || {
-                account.refund(one, GPU, 800);
-                account.charge(one, GPU, 500, 1000).is_ok()
+                account.refund(one, GPU, Bytes(800));
+                account.charge(one, GPU, Bytes(500), LIMIT).is_ok()
             })
         };
-        let got = account.charge(two, GPU, 600, 1000).is_ok();
+        let got = account.charge(two, GPU, Bytes(600), LIMIT).is_ok();
         let again = giver.join().unwrap();
         assert!(!(got && again));
-        assert_eq!(account.held(GPU), 600 * u64::from(got) + 500 * u64::from(again));
+        assert_eq!(account.held(GPU), Bytes(600 * u64::from(got) + 500 * u64::from(again)));
     });
 }
 
@@ -82,7 +83,7 @@ fn a_death_at_any_time_lets_no_charge_exceed_the_limit() {
     explore(|| {
         let account = empty();
         let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
-        account.charge(one, GPU, 600, 1000).unwrap();
+        account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
         let killer = {
             let account = account.clone();
             thread::spawn(move || {
@@ -90,12 +91,16 @@ fn a_death_at_any_time_lets_no_charge_exceed_the_limit() {
                 account.sweep(|_| true);
             })
         };
-        let early = account.charge(two, GPU, 600, 1000).is_ok();
+        let early = account.charge(two, GPU, Bytes(600), LIMIT).is_ok();
         killer.join().unwrap();
         if !early {
-            assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()), "the memory of the dead process is free");
+            assert_eq!(
+                account.charge(two, GPU, Bytes(600), LIMIT),
+                Ok(()),
+                "the memory of the dead process is free"
+            );
         }
-        assert_eq!(account.held(GPU), 600);
+        assert_eq!(account.held(GPU), Bytes(600));
     });
 }
 

@@ -7,9 +7,8 @@
 use std::mem::offset_of;
 
 use super::{BUSY_PLACE, GpuDemand, MemoryAccount, OWNER_DIED, SLOTS, Slot};
-use crate::atomic::AtomicU64;
 use crate::pacer::SharedPacer;
-use crate::{GpuSlot, PerGpu};
+use crate::{AtomicBytes, Bytes, GpuSlot, PerGpu};
 
 /// A copy of the used part of an account file.
 #[derive(Debug, Default)]
@@ -37,10 +36,10 @@ pub struct ProcessUsage {
     /// True if the process is alive. The driver may not have reclaimed the memory of a dead process
     /// yet.
     pub is_alive: bool,
-    /// Bytes held of each GPU.
-    pub held: PerGpu<u64>,
-    /// Bytes of all rejected requests.
-    pub denied: u64,
+    /// Memory held of each GPU.
+    pub held: PerGpu<Bytes>,
+    /// Size of all rejected requests.
+    pub denied: Bytes,
     /// Nanoseconds that the threads of the process have waited for a window.
     pub waited: u64,
     /// Number of times that a thread had to wait for a window.
@@ -101,11 +100,10 @@ impl AccountSnapshot {
         u64_at(&self.head, pacer + BUSY_PLACE)
     }
 
-    /// Returns the bytes of the GPU that live processes report to hold.
+    /// Returns the memory of the GPU that live processes report to hold.
     #[must_use]
-    pub fn held(&self, gpu: GpuSlot) -> u64 {
-        let offset = offset_of!(Slot, held) + gpu.index() * size_of::<AtomicU64>();
-        self.live_slots().map(|slot| u64_at(slot, offset)).fold(0, u64::saturating_add)
+    pub fn held(&self, gpu: GpuSlot) -> Bytes {
+        self.live_slots().map(|slot| held_at(slot, gpu)).sum()
     }
 
     /// Returns whether a process waits until its memory has been measured.
@@ -133,12 +131,11 @@ impl AccountSnapshot {
             let process = u32_at(slot, offset_of!(Slot, process));
             let is_alive = owner & OWNER_DIED == 0;
             let is_gone = !is_alive && u32_at(slot, offset_of!(Slot, gone)) == process;
-            let held = offset_of!(Slot, held);
             (owner != 0 && !is_gone).then(|| ProcessUsage {
                 process,
                 is_alive,
-                held: PerGpu::from_fn(|gpu| u64_at(slot, held + gpu.index() * size_of::<AtomicU64>())),
-                denied: u64_at(slot, offset_of!(Slot, denied)),
+                held: PerGpu::from_fn(|gpu| held_at(slot, gpu)),
+                denied: Bytes(u64_at(slot, offset_of!(Slot, denied))),
                 waited: u64_at(slot, offset_of!(Slot, waited)),
                 waits: u64_at(slot, offset_of!(Slot, waits)),
             })
@@ -155,6 +152,11 @@ impl AccountSnapshot {
             owner != 0 && owner & OWNER_DIED == 0
         })
     }
+}
+
+/// Returns what a slot holds of a GPU.
+fn held_at(slot: &[u8], gpu: GpuSlot) -> Bytes {
+    Bytes(u64_at(slot, offset_of!(Slot, held) + gpu.index() * size_of::<AtomicBytes>()))
 }
 
 /// Returns the number at `offset`, or 0 if the bytes end before it does.

@@ -5,6 +5,7 @@ use super::*;
 
 const GPU: GpuSlot = GpuSlot::FIRST;
 const OTHER_GPU: GpuSlot = GpuSlot::SECOND;
+const LIMIT: Bytes = Bytes(1000);
 
 /// Returns the account that a new file maps to.
 fn empty() -> Arc<MemoryAccount> {
@@ -27,58 +28,58 @@ fn kill(account: &MemoryAccount, slot: SlotIndex) {
 fn charges_up_to_the_limit_and_refunds() {
     let account = empty();
     let (one, two) = (claim(&account, 1), claim(&account, 2));
-    assert_eq!(account.charge(one, GPU, 600, 1000), Ok(()));
-    assert_eq!(account.charge(two, GPU, 600, 1000), Err(OverLimit));
-    assert_eq!(account.charge(two, GPU, 400, 1000), Ok(()));
-    assert_eq!(account.charge(two, OTHER_GPU, 600, 1000), Ok(()), "another GPU");
-    assert_eq!(account.held(GPU), 1000);
-    account.refund(one, GPU, 600);
-    assert_eq!(account.held(GPU), 400);
+    assert_eq!(account.charge(one, GPU, Bytes(600), LIMIT), Ok(()));
+    assert_eq!(account.charge(two, GPU, Bytes(600), LIMIT), Err(OverLimit));
+    assert_eq!(account.charge(two, GPU, Bytes(400), LIMIT), Ok(()));
+    assert_eq!(account.charge(two, OTHER_GPU, Bytes(600), LIMIT), Ok(()), "another GPU");
+    assert_eq!(account.held(GPU), Bytes(1000));
+    account.refund(one, GPU, Bytes(600));
+    assert_eq!(account.held(GPU), Bytes(400));
 }
 
 #[test]
 fn sums_saturate_instead_of_wrapping() {
     let account = empty();
     let (one, two) = (claim(&account, 1), claim(&account, 2));
-    assert_eq!(account.charge(one, GPU, u64::MAX, 1000), Err(OverLimit));
-    account.charge_anyway(one, GPU, u64::MAX);
-    account.charge_anyway(two, GPU, u64::MAX);
-    assert_eq!(account.charge(two, GPU, 1, 1000), Err(OverLimit));
-    account.refund(one, GPU, u64::MAX);
-    account.refund(two, GPU, u64::MAX);
-    account.refund(two, GPU, 5);
-    assert_eq!(account.held(GPU), 0);
+    assert_eq!(account.charge(one, GPU, Bytes::MAX, LIMIT), Err(OverLimit));
+    account.charge_anyway(one, GPU, Bytes::MAX);
+    account.charge_anyway(two, GPU, Bytes::MAX);
+    assert_eq!(account.charge(two, GPU, Bytes(1), LIMIT), Err(OverLimit));
+    account.refund(one, GPU, Bytes::MAX);
+    account.refund(two, GPU, Bytes::MAX);
+    account.refund(two, GPU, Bytes(5));
+    assert_eq!(account.held(GPU), Bytes(0));
 }
 
 #[test]
 fn an_exited_process_is_charged_until_its_memory_is_reclaimed() {
     let account = empty();
     let (one, two) = (claim(&account, 1), claim(&account, 2));
-    account.charge(one, GPU, 600, 1000).unwrap();
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
     kill(&account, one);
     account.sweep(|_| false);
     assert_eq!(
-        account.charge(two, GPU, 600, 1000),
+        account.charge(two, GPU, Bytes(600), LIMIT),
         Err(OverLimit),
         "the driver has not reclaimed the memory yet"
     );
     account.sweep(|process| process == 1);
-    assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()));
+    assert_eq!(account.charge(two, GPU, Bytes(600), LIMIT), Ok(()));
     assert_eq!(claim(&account, 3), one, "the slot is claimed again");
-    assert_eq!(account.slot(one).held(GPU), 0);
+    assert_eq!(account.slot(one).held(GPU), Bytes(0));
 }
 
 #[test]
 fn a_process_killed_during_claim_leaves_a_slot_that_can_be_claimed() {
     let account = empty();
     let one = claim(&account, 1);
-    account.charge(one, GPU, 600, 1000).unwrap();
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
     kill(&account, one);
     account.sweep(|_| true);
     // The second process is killed right after it has taken the owner word.
     account.slot(one).owner.store(2, Ordering::SeqCst);
     kill(&account, one);
-    assert_eq!(account.held(GPU), 0);
+    assert_eq!(account.held(GPU), Bytes(0));
     assert_eq!(claim(&account, 3), one);
 }
 
@@ -86,9 +87,9 @@ fn a_process_killed_during_claim_leaves_a_slot_that_can_be_claimed() {
 fn the_announcement_of_a_dead_process_does_not_count() {
     let account = empty();
     let (one, two) = (claim(&account, 1), claim(&account, 2));
-    account.slot(one).tentative[GPU].store(900, Ordering::SeqCst);
+    account.slot(one).tentative[GPU].store(Bytes(900), Ordering::SeqCst);
     kill(&account, one);
-    assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()));
+    assert_eq!(account.charge(two, GPU, Bytes(600), LIMIT), Ok(()));
 }
 
 #[test]
@@ -97,7 +98,7 @@ fn an_invalid_slot_count_is_limited_to_the_existing_slots() {
     let one = claim(&account, 1);
     account.used_slots.store(u32::MAX, Ordering::SeqCst);
     assert_eq!(account.slots().len(), SLOTS);
-    assert_eq!(account.charge(one, GPU, 10, 1000), Ok(()));
+    assert_eq!(account.charge(one, GPU, Bytes(10), LIMIT), Ok(()));
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn exactly_one_of_several_racing_charges_succeeds() {
                 let me = claim(account, process);
                 for _ in 0..ROUNDS {
                     barrier.wait();
-                    let passed = account.charge(me, GPU, 600, 1000).is_ok();
+                    let passed = account.charge(me, GPU, Bytes(600), LIMIT).is_ok();
                     holders.fetch_add(u32::from(passed), Ordering::SeqCst);
                     barrier.wait();
                     if holders.load(Ordering::SeqCst) != 1 {
@@ -133,7 +134,7 @@ fn exactly_one_of_several_racing_charges_succeeds() {
                     }
                     barrier.wait();
                     if passed {
-                        account.refund(me, GPU, 600);
+                        account.refund(me, GPU, Bytes(600));
                         holders.store(0, Ordering::SeqCst);
                     }
                 }
@@ -141,7 +142,7 @@ fn exactly_one_of_several_racing_charges_succeeds() {
         }
     });
     assert!(!wrong.load(Ordering::SeqCst));
-    assert_eq!(account.held(GPU), 0);
+    assert_eq!(account.held(GPU), Bytes(0));
 }
 
 #[test]
@@ -149,9 +150,9 @@ fn a_snapshot_contains_the_usage_of_each_process() {
     let account = empty();
     let (one, two, three) = (claim(&account, 11), claim(&account, 12), claim(&account, 13));
     for (slot, bytes) in [(one, 5), (two, 6), (three, 7)] {
-        account.charge(slot, OTHER_GPU, bytes, 100).unwrap();
+        account.charge(slot, OTHER_GPU, Bytes(bytes), Bytes(100)).unwrap();
     }
-    account.slot(one).denied.store(3, Ordering::SeqCst);
+    account.slot(one).denied.store(Bytes(3), Ordering::SeqCst);
     account.slot(one).waited.store(4, Ordering::SeqCst);
     kill(&account, two);
     kill(&account, three);
@@ -168,9 +169,9 @@ fn a_snapshot_contains_the_usage_of_each_process() {
     let alive = usage[0].unwrap();
     assert_eq!(
         (alive.process, alive.is_alive, alive.held[OTHER_GPU], alive.denied, alive.waited),
-        (11, true, 5, 3, 4)
+        (11, true, Bytes(5), Bytes(3), 4)
     );
     let exiting = usage[1].unwrap();
-    assert_eq!((exiting.process, exiting.is_alive, exiting.held[OTHER_GPU]), (12, false, 6));
+    assert_eq!((exiting.process, exiting.is_alive, exiting.held[OTHER_GPU]), (12, false, Bytes(6)));
     assert_eq!(usage[2], None, "the memory of the third process is reclaimed");
 }

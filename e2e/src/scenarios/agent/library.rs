@@ -129,7 +129,7 @@ async fn escapes_are_reported(stage: &Stage, idle: Pod) -> Result<()> {
     let control = files::open_control(&stage.grants.join(&uid).join("main"))?;
     let unledgered = async |mib: u64| {
         let is_reported = async || {
-            let reported = control.uncharged(GpuSlot::FIRST) >> 20;
+            let reported = control.uncharged(GpuSlot::FIRST).whole_mib();
             ensure!(reported == mib, "the container reads {reported} MiB");
             Ok(Some(()))
         };

@@ -75,7 +75,7 @@ impl Stage {
         let limit = |gpu: &tessera_limits::GpuLimit| {
             Some((
                 self.gpu(&gpu.uuid)?.0,
-                ExpectedLimit { mib: gpu.memory_bytes >> 20, percent: gpu.compute_percent },
+                ExpectedLimit { mib: gpu.memory.whole_mib(), percent: gpu.compute_percent },
             ))
         };
         gpus.iter().map(limit).collect()

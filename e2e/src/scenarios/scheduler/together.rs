@@ -87,7 +87,7 @@ impl Together {
             let seen = self.visible(&pod, &log)?;
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             let found = self.stage.limits(uid, "main").ok().and_then(|found| found.gpus.first().copied());
-            let found = found.map(|gpu| (gpu.memory_bytes >> 20, gpu.compute_percent));
+            let found = found.map(|gpu| (gpu.memory.whole_mib(), gpu.compute_percent));
             ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
             self.stage.wait_for_kubelet_agreement(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));

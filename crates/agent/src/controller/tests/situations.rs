@@ -43,7 +43,7 @@ fn shares_come_with_the_library_and_whole_gpus_without() {
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
     let gpu = limits.gpus[0];
-    assert_eq!((gpu.memory_bytes, gpu.compute_percent, gpu.compute_ceiling_percent), (5120 << 20, 30, 30));
+    assert_eq!((gpu.memory.whole_mib(), gpu.compute_percent, gpu.compute_ceiling_percent), (5120, 30, 30));
 }
 
 #[test]
