@@ -30,8 +30,8 @@ pub struct Forecast {
 #[derive(Clone, Debug)]
 struct KindForecast {
     leftovers: Leftovers,
-    /// The fragmentation measure for pods with several GPUs, in which classes weigh more where fewer
-    /// GPUs can serve them.
+    /// The fragmentation measure for pods with special demands, in which classes weigh more where
+    /// fewer GPUs can serve them.
     scarcity: Fragmentation,
 }
 
@@ -52,7 +52,7 @@ pub struct Learner {
 /// waste decides most cases.
 const SCARCITY_WEIGHT: f64 = 0.1;
 
-/// Value of a free GPU of any kind where every pod wants whole GPUs, in GPUs.
+/// Value of a free GPU where every pod wants whole GPUs, in GPUs.
 const WHOLE_GPU_VALUE: f64 = 1.5;
 
 /// Lower bound for the GPUs that can serve a class when its scarcity is computed. Without it the
@@ -82,19 +82,17 @@ impl Forecast {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
             if gpus > 0.0 { (HOST_NEED_FACTOR * mean / gpus).max(1.0) } else { f64::INFINITY }
         };
-        let scarcity = scarcity(&classes, remains);
-        let mut kinds: Vec<(GpuKind, KindForecast)> = Vec::new();
-        for (kind, _) in remains.nodes.iter().flat_map(|node| node.kinds.iter()) {
-            if !kinds.iter().any(|(known, _)| known == kind) {
-                let leftovers = learned(&classes, kind);
-                let scarcity = Fragmentation::new(scarcity.iter().copied(), kind);
-                kinds.push((kind.clone(), KindForecast { leftovers, scarcity }));
-            }
-        }
+        let all_kinds = remains.kinds();
+        let scarcity = scarcity(&classes, &all_kinds, remains);
+        let forecast = |kind: &&GpuKind| {
+            let scarcity = Fragmentation::new(scarcity.iter().copied(), kind);
+            ((*kind).clone(), KindForecast { leftovers: learned(&classes, kind), scarcity })
+        };
+        let mut kinds: Vec<(GpuKind, KindForecast)> = all_kinds.iter().map(forecast).collect();
         let whole_gpus = whole_gpu_future(&kinds, remains);
-        for (kind, forecast) in &mut kinds {
+        let value = free_value(&classes);
+        for (_, forecast) in &mut kinds {
             forecast.leftovers = whole_gpus.blend(forecast.leftovers);
-            let value = free_value(&classes, kind);
             for (percent, leftover) in forecast.leftovers.iter_mut().enumerate() {
                 leftover.waste -= value * part_of_gpu(percent);
             }
@@ -156,20 +154,13 @@ impl Default for KindForecast {
     }
 }
 
-/// Returns the value of a free GPU of this kind, in GPUs. It matters only in clusters with several
-/// kinds of GPUs.
+/// Returns the value of a free GPU of any kind, in GPUs.
 ///
-/// Pods go to the kinds of GPUs that suit the fewest others, so that the rest stays free for pods
-/// with special demands. A share of some MiB takes less of a large GPU than of a small one, and it
-/// should take the least where pods with whole GPUs want the rest.
-fn free_value(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> f64 {
-    let probability = |of: &dyn Fn(&PodClass) -> bool| -> f64 {
-        classes.iter().filter(|expected| of(expected.class)).map(|expected| expected.share).sum()
-    };
-    let suits = |class: &PodClass| class.accepts(&kind.model) && class.percent_of(kind) <= 100;
-    let unsuited = probability(&|class| class.gpu_count() == 1 && !suits(class));
-    let whole = probability(&|class| matches!(class.demand, Demand::Whole(_)));
-    WHOLE_GPU_VALUE * whole - unsuited
+/// It matters only in clusters with several sizes of GPUs. A share of some MiB takes less of a large
+/// GPU than of a small one, and it should take the least where pods with whole GPUs want the rest.
+fn free_value(classes: &[ExpectedClass<'_>]) -> f64 {
+    let wholes = classes.iter().filter(|expected| matches!(expected.class.demand, Demand::Whole(_)));
+    WHOLE_GPU_VALUE * wholes.map(|expected| expected.share).sum::<f64>()
 }
 
 /// Returns the probability of the whole-GPU future from what the learned future will use of the
@@ -185,9 +176,19 @@ fn whole_gpu_future(learned: &[(GpuKind, KindForecast)], remains: &FreeCapacity)
     WholeGpuFuture::new(stock, all_gpus - free)
 }
 
-/// Weighs each class of pods with several GPUs by the GPUs it takes and by how few of the free GPUs
-/// can serve it now. Classes with one GPU are what the leftovers of single GPUs are about.
-fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&'a PodClass, f64)> {
+/// Weighs each class of pods by the GPUs it takes and by how few of the free GPUs can serve it now.
+///
+/// Only classes with special demands count: several GPUs on one node, or a kind of GPU. All others
+/// are what the leftovers of single GPUs are about.
+fn scarcity<'a>(
+    classes: &[ExpectedClass<'a>],
+    kinds: &[&GpuKind],
+    remains: &FreeCapacity,
+) -> Vec<(&'a PodClass, f64)> {
+    let is_special = |class: &PodClass| {
+        class.gpu_count() > 1
+            || kinds.iter().any(|kind| !class.accepts(&kind.model) || class.percent_of(kind) > 100)
+    };
     let idle = remains.summary().free;
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
@@ -196,7 +197,7 @@ fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&
         let gpus = class.gpu_count() as f64;
         (class, expected.share * scarcity * scarcity * gpus)
     };
-    classes.iter().filter(|expected| expected.class.gpu_count() > 1).map(weigh).collect()
+    classes.iter().filter(|expected| is_special(expected.class)).map(weigh).collect()
 }
 
 /// Returns the number of GPUs that a pod takes; a share counts as a fraction.

@@ -70,6 +70,17 @@ impl FreeCapacity {
         }
     }
 
+    /// Returns the different kinds of GPUs.
+    pub(super) fn kinds(&self) -> Vec<&GpuKind> {
+        let mut kinds: Vec<&GpuKind> = Vec::new();
+        for (kind, _) in self.nodes.iter().flat_map(|node| node.kinds.iter()) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        kinds
+    }
+
     /// Returns the kind and the free percentage of each GPU that is partly used.
     pub(super) fn partly_used(&self) -> impl Iterator<Item = (&GpuKind, u8)> {
         let of_nodes = self.nodes.iter().flat_map(|node| {
