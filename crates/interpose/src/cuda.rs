@@ -52,7 +52,7 @@ impl Location {
 /// The first fields of `CUmemAllocationProp` and `CUmemPoolProps`, padded beyond the size of both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Placement {
+pub struct AllocationProperties {
     pub kind: i32,
     pub handle_kinds: i32,
     pub location: Location,
@@ -63,7 +63,7 @@ pub struct Placement {
 /// versions.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AllocationNode {
+pub struct AllocationNodeParameters {
     pub kind: i32,
     pub handle_kinds: i32,
     pub location: Location,
@@ -76,13 +76,13 @@ pub struct AllocationNode {
 /// `CUgraphNodeParams` of a node that allocates memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Node {
+pub struct GraphNodeParameters {
     pub kind: i32,
     pub reserved: [i32; 3],
-    pub allocation: AllocationNode,
+    pub allocation: AllocationNodeParameters,
 }
 
-impl Node {
+impl GraphNodeParameters {
     pub const ALLOCATES: i32 = 10;
 }
 

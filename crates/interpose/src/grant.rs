@@ -3,7 +3,8 @@
 //! The state is loaded when the program first uses a GPU. A forked child loads it again, because
 //! the parent's slot, allocation table and threads do not belong to the child.
 
-use std::io::Write;
+use std::fmt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tessera_limits::allocation_size::{DEFAULT_CONTEXT, SmallAllocations};
 use tessera_limits::control::Control;
 use tessera_limits::files::{self, ArbiterWakeup, StaticMapping};
+use tessera_limits::limits::InvalidLimits;
 use tessera_limits::memory_account::{MemoryAccount, Slot, SlotIndex};
 use tessera_limits::{AtomicBytes, Bytes, GpuLimit, GpuSlot, GrantLimits, PerGpu, futex};
 
@@ -145,9 +147,9 @@ impl Process {
                 PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
                 LOADED
             }
-            Err(reason) => {
+            Err(error) => {
                 log(&format!(
-                    "cannot load this container's GPU limits, so every use of a GPU is rejected: {reason}"
+                    "cannot load this container's GPU limits, so every use of a GPU is rejected: {error}"
                 ));
                 FAILED
             }
@@ -157,15 +159,13 @@ impl Process {
         Self::if_loaded().ok_or(NOT_PERMITTED)
     }
 
-    fn register(directory: &Path) -> Result<Self, String> {
-        let at = |file: &str| directory.join(file).display().to_string();
-        let control =
-            files::open_control(directory).map_err(|error| format!("{}: {error}", at("control")))?;
-        let limits = control.read().map_err(|invalid| format!("{}: {invalid}", at("control")))?;
-        let account =
-            files::open_account(directory).map_err(|error| format!("{}: {error}", at("account")))?;
-        let slot = monitor::start(account)
-            .ok_or("the account has no free slot; too many processes of this container use GPUs")?;
+    fn register(directory: &Path) -> Result<Self, LoadError> {
+        let cannot_open = |path: PathBuf| |error| LoadError::Open(path, error);
+        let control_path = files::control_path(directory);
+        let control = files::open_control(directory).map_err(cannot_open(control_path.clone()))?;
+        let limits = control.read().map_err(|invalid| LoadError::Limits(control_path, invalid))?;
+        let account = files::open_account(directory).map_err(cannot_open(files::account_path(directory)))?;
+        let slot = monitor::start(account)?;
         let last = CachedLimits {
             revision: AtomicU64::new(0),
             memory: PerGpu::default(),
@@ -187,6 +187,32 @@ impl Process {
     }
 }
 
+/// The reason why a process cannot use its container's grant.
+#[derive(Debug)]
+pub enum LoadError {
+    /// A file of the grant cannot be opened.
+    Open(PathBuf, io::Error),
+    /// The control file has no valid limits.
+    Limits(PathBuf, InvalidLimits),
+    /// The monitor thread cannot be started.
+    Thread(io::Error),
+    /// All slots of the account are taken.
+    NoSlot,
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(path, error) => write!(f, "cannot open {}: {error}", path.display()),
+            Self::Limits(path, invalid) => write!(f, "{}: {invalid}", path.display()),
+            Self::Thread(error) => write!(f, "cannot start a thread: {error}"),
+            Self::NoSlot => {
+                f.write_str("the account has no free slot; too many processes of this container use GPUs")
+            }
+        }
+    }
+}
+
 impl CachedLimits {
     fn set(&self, revision: u64, limits: &GrantLimits) {
         for (slot, gpu) in GpuSlot::all().zip(&limits.gpus) {
@@ -202,7 +228,7 @@ impl CachedLimits {
 fn grant_directory() -> PathBuf {
     let mounted = Path::new(files::GRANT_DIRECTORY);
     let is_absent =
-        matches!(mounted.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
+        matches!(mounted.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
     match std::env::var_os(GRANT_VARIABLE) {
         Some(elsewhere) if is_absent => elsewhere.into(),
         _ => mounted.into(),
@@ -211,7 +237,7 @@ fn grant_directory() -> PathBuf {
 
 /// Writes one line to standard error.
 pub fn log(line: &str) {
-    let _ = std::io::stderr().write_all(format!("tessera: {line}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("tessera: {line}\n").as_bytes());
 }
 
 extern "C" fn forget() {

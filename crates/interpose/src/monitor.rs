@@ -11,7 +11,7 @@ use tessera_limits::memory_account::{MemoryAccount, SlotIndex};
 use tessera_throttle::controller::Sleep;
 
 use crate::compute::Controllers;
-use crate::grant::Process;
+use crate::grant::{LoadError, Process};
 
 /// Interval in nanoseconds at which the charges of pools are settled. Freed pool memory stays
 /// charged for at most this time.
@@ -43,9 +43,11 @@ struct RobustList {
     entry: Link,
 }
 
-/// Starts the monitor thread and returns its slot, or `None` if there is no free slot or no thread
-/// can be created.
-pub fn start(account: StaticMapping<MemoryAccount>) -> Option<SlotIndex> {
+/// Starts the monitor thread and returns its slot.
+///
+/// # Errors
+/// An error if no thread can be created, or if there is no free slot.
+pub fn start(account: StaticMapping<MemoryAccount>) -> Result<SlotIndex, LoadError> {
     let slot_of_thread = Arc::new(OnceLock::new());
     let result = Arc::clone(&slot_of_thread);
     without_signals(|| {
@@ -57,8 +59,8 @@ pub fn start(account: StaticMapping<MemoryAccount>) -> Option<SlotIndex> {
             }
         })
     })
-    .ok()?;
-    *slot_of_thread.wait()
+    .map_err(LoadError::Thread)?;
+    slot_of_thread.wait().ok_or(LoadError::NoSlot)
 }
 
 /// Wakes the monitor thread.

@@ -115,7 +115,7 @@ impl<T> Drop for OwnedMapping<T> {
 /// # Errors
 /// An error if the file is absent, too short, or of another format.
 pub fn open_control(grant: &Path) -> io::Result<StaticMapping<Control>> {
-    let control = map::<Control>(&OpenOptions::new().read(true).open(grant.join(CONTROL))?, libc::PROT_READ)?;
+    let control = map::<Control>(&OpenOptions::new().read(true).open(control_path(grant))?, libc::PROT_READ)?;
     if control.is_known() { Ok(control) } else { Err(unknown_format()) }
 }
 
@@ -124,9 +124,15 @@ pub fn open_control(grant: &Path) -> io::Result<StaticMapping<Control>> {
 /// # Errors
 /// An error if the file is absent, too short, or of another format.
 pub fn open_control_writable(grant: &Path) -> io::Result<OwnedMapping<Control>> {
-    let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
+    let file = OpenOptions::new().read(true).write(true).open(control_path(grant))?;
     let control = OwnedMapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
     if control.is_known() { Ok(control) } else { Err(unknown_format()) }
+}
+
+/// Returns the path of a grant's control file.
+#[must_use]
+pub fn control_path(grant: &Path) -> PathBuf {
+    grant.join(CONTROL)
 }
 
 /// Returns the path of a grant's account file.

@@ -17,13 +17,13 @@ use crate::{
 
 /// End of the last kernel of each stream, and the captured work of a capturing stream.
 static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
-static EVENTS: LazyLock<Mutex<HashMap<usize, Event>>> = LazyLock::new(Mutex::default);
+static EVENTS: LazyLock<Mutex<HashMap<usize, SimulatedEvent>>> = LazyLock::new(Mutex::default);
 /// True if a call from a thread that is not in relaxed capture mode has invalidated a capture.
 static DISTURBED: AtomicBool = AtomicBool::new(false);
 
 /// An event: its time and its context.
 #[derive(Clone, Copy)]
-struct Event {
+struct SimulatedEvent {
     at: u64,
     context: u64,
     /// True if the event was recorded in a capturing stream.
@@ -279,7 +279,7 @@ pub fn captures(stream: Handle) -> Option<Handle> {
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: u32) -> Status {
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     let handle = as_handle(next_handle());
-    events.insert(handle.addr(), Event { at: 0, context, is_captured: false });
+    events.insert(handle.addr(), SimulatedEvent { at: 0, context, is_captured: false });
     unsafe { *event = handle };
     SUCCESS
 }
@@ -310,7 +310,7 @@ fn record(event: Handle, stream: Key) -> Status {
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     match events.get_mut(&event.addr()) {
         Some(event) if event.context == context => {
-            *event = Event { at, context, is_captured };
+            *event = SimulatedEvent { at, context, is_captured };
             SUCCESS
         }
         Some(event) => {
@@ -322,7 +322,7 @@ fn record(event: Handle, stream: Key) -> Status {
 }
 
 /// Returns an event for a query. Its context must exist.
-fn event(event: Handle) -> Option<Event> {
+fn event(event: Handle) -> Option<SimulatedEvent> {
     let event = EVENTS.lock().ok()?.get(&event.addr()).copied()?;
     assert_alive(event.context);
     Some(event)

@@ -226,7 +226,7 @@ impl GpuController {
         &mut self,
         now: Nanos,
         driver: &D,
-        gate: &LaunchGate<D::Event>,
+        gate: &LaunchGate<D::DriverEvent>,
         costs: &CostTable,
         captures: &Captures,
     ) -> Option<Charge> {

@@ -4,7 +4,7 @@
 /// virtual time.
 pub trait Driver {
     /// A driver event that the limiter created.
-    type Event: Copy + PartialEq + Send;
+    type DriverEvent: Copy + PartialEq + Send;
 
     /// The mode in which a thread's calls relate to stream captures.
     type CaptureMode;
@@ -16,17 +16,17 @@ pub trait Driver {
     fn set_context(&self, context: ContextId);
 
     /// Creates an event in the current context. A timed one reports when it happened.
-    fn create_event(&self, is_timed: bool) -> Option<Self::Event>;
+    fn create_event(&self, is_timed: bool) -> Option<Self::DriverEvent>;
 
     /// Puts an event behind all work of a stream, which is not the per-thread stream of another thread.
     /// Returns false if the driver refuses.
-    fn record(&self, event: Self::Event, stream: StreamId) -> bool;
+    fn record(&self, event: Self::DriverEvent, stream: StreamId) -> bool;
 
     /// Returns true if all work before the event has ended, well or not.
-    fn is_reached(&self, event: Self::Event) -> bool;
+    fn is_reached(&self, event: Self::DriverEvent) -> bool;
 
     /// Returns the milliseconds between two timed events that were reached.
-    fn elapsed_ms(&self, from: Self::Event, to: Self::Event) -> Option<f32>;
+    fn elapsed_ms(&self, from: Self::DriverEvent, to: Self::DriverEvent) -> Option<f32>;
 
     /// Returns true if work for this stream is captured into a graph instead of run.
     fn is_capturing(&self, stream: StreamName) -> bool;

@@ -68,7 +68,7 @@ pub struct Measurement {
 
 impl<E: Copy> FenceEvent<E> {
     /// Records the event in a stream.
-    pub(crate) fn record<D: Driver<Event = E>>(self, driver: &D, stream: StreamId) -> bool {
+    pub(crate) fn record<D: Driver<DriverEvent = E>>(self, driver: &D, stream: StreamId) -> bool {
         driver.record(self.handle, stream)
     }
 }
@@ -81,7 +81,7 @@ impl<E> Default for EventPool<E> {
 
 impl<E: Copy> EventPool<E> {
     /// Records an event of the pool, or a new one, in a stream of the calling thread's context.
-    pub(crate) fn record<D: Driver<Event = E>>(
+    pub(crate) fn record<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         context: ContextId,
@@ -106,7 +106,7 @@ impl<E: Copy> EventPool<E> {
         self.0.retain(|(of, _)| *of != context);
     }
 
-    fn take<D: Driver<Event = E>>(
+    fn take<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         context: ContextId,
@@ -128,7 +128,7 @@ impl<E: Copy> Fence<E> {
 
     /// Polls the fence: returns `None` until it is reached, then what it measured. The calling thread is
     /// in the fence's context, and relaxed.
-    pub(crate) fn poll<D: Driver<Event = E>>(&self, driver: &D) -> Option<Option<Measurement>> {
+    pub(crate) fn poll<D: Driver<DriverEvent = E>>(&self, driver: &D) -> Option<Option<Measurement>> {
         driver.is_reached(self.end.handle).then(|| {
             let (begin, key) = self.measures?;
             let milliseconds = driver.elapsed_ms(begin.handle, self.end.handle)?;
@@ -139,7 +139,7 @@ impl<E: Copy> Fence<E> {
 
 /// Polls the fences of all streams and returns those that are reached. Runs on the monitor thread
 /// without any lock that launches need, because the driver may block this thread.
-pub(crate) fn poll_all<D: Driver>(driver: &D, queries: &[FenceQuery<D::Event>]) -> Vec<ReachedFence> {
+pub(crate) fn poll_all<D: Driver>(driver: &D, queries: &[FenceQuery<D::DriverEvent>]) -> Vec<ReachedFence> {
     let (mut entered, mut busy_orphans, mut reached) = (None, 0, Vec::new());
     for of_queue in queries.chunk_by(|one, next| one.queue == next.queue) {
         let &FenceQuery { queue, context, is_orphan, .. } = &of_queue[0];

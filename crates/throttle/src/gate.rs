@@ -262,7 +262,7 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     /// # Errors
     /// Returns why the launch is held back.
     #[inline]
-    pub fn try_enter<D: Driver<Event = E>>(
+    pub fn try_enter<D: Driver<DriverEvent = E>>(
         &self,
         driver: &D,
         id: StreamId,
@@ -285,7 +285,12 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
 
     /// Returns how long a stream with a full queue must wait, or `None` if it has room.
     #[cold]
-    fn until_room<D: Driver<Event = E>>(&self, driver: &D, id: StreamId, costs: &CostTable) -> Option<Nanos> {
+    fn until_room<D: Driver<DriverEvent = E>>(
+        &self,
+        driver: &D,
+        id: StreamId,
+        costs: &CostTable,
+    ) -> Option<Nanos> {
         let (mut queues, limit) = (self.lock_queues(), self.queue_limit());
         let full = queues.until_room(driver, id, limit, costs);
         full.or_else(|| (queues.queued >= limit * TOTAL_QUEUE_FACTOR).then_some(TOTAL_QUEUE_SLEEP))
@@ -294,7 +299,7 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     /// Starts a launch that has entered the gate. `key` names equal work: what it cost once it will cost
     /// again.
     #[inline]
-    pub fn begin<D: Driver<Event = E>>(
+    pub fn begin<D: Driver<DriverEvent = E>>(
         &self,
         driver: &D,
         id: StreamId,
@@ -307,7 +312,7 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     }
 
     #[cold]
-    fn begin_measured<D: Driver<Event = E>>(&self, driver: &D, id: StreamId, key: u64) -> bool {
+    fn begin_measured<D: Driver<DriverEvent = E>>(&self, driver: &D, id: StreamId, key: u64) -> bool {
         self.lock_queues().begin_measured(driver, id, key)
     }
 
@@ -325,7 +330,7 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     }
 
     /// Forgets a stream that is about to be destroyed.
-    pub fn forget_stream<D: Driver<Event = E>>(&self, driver: &D, handle: usize, costs: &CostTable) {
+    pub fn forget_stream<D: Driver<DriverEvent = E>>(&self, driver: &D, handle: usize, costs: &CostTable) {
         self.lock_queues().forget_stream(driver, handle, costs);
     }
 }
@@ -335,7 +340,7 @@ impl<E: Copy + PartialEq> BlockedLaunch<'_, E> {
     ///
     /// # Errors
     /// Returns why the launch is still held back.
-    pub fn try_enter<D: Driver<Event = E>>(
+    pub fn try_enter<D: Driver<DriverEvent = E>>(
         &self,
         driver: &D,
         id: StreamId,
@@ -367,7 +372,7 @@ impl<E: Copy + PartialEq> Launch<'_, E> {
 
     /// Ends the launch after the driver has returned.
     #[inline]
-    pub fn end<D: Driver<Event = E>>(&self, driver: &D, is_launched: bool) {
+    pub fn end<D: Driver<DriverEvent = E>>(&self, driver: &D, is_launched: bool) {
         if is_launched {
             let mut queues = self.gate.lock_queues();
             queues.push(driver, self.id, self.cost, self.is_measured);
@@ -377,7 +382,7 @@ impl<E: Copy + PartialEq> Launch<'_, E> {
     }
 
     #[cold]
-    fn cancel<D: Driver<Event = E>>(&self, driver: &D) {
+    fn cancel<D: Driver<DriverEvent = E>>(&self, driver: &D) {
         if self.is_measured {
             self.gate.lock_queues().cancel_measured(driver, self.id);
         }

@@ -96,7 +96,7 @@ impl<E> Default for StreamQueues<E> {
 impl<E: Copy + PartialEq> StreamQueues<E> {
     /// Records an event in front of a launch that is to be measured. Returns false if the launch cannot be
     /// measured.
-    pub(crate) fn begin_measured<D: Driver<Event = E>>(
+    pub(crate) fn begin_measured<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         id: StreamId,
@@ -117,7 +117,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Ends the measurement of a launch that did not happen.
-    pub(crate) fn cancel_measured<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) {
+    pub(crate) fn cancel_measured<D: Driver<DriverEvent = E>>(&mut self, driver: &D, id: StreamId) {
         let place = self.queue_of(driver, id);
         self.drop_measurement(place);
     }
@@ -138,7 +138,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Queues a launch of an estimated cost, and puts a fence behind it where one is due.
     #[inline]
-    pub(crate) fn push<D: Driver<Event = E>>(
+    pub(crate) fn push<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         id: StreamId,
@@ -165,7 +165,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     ///
     /// A queue that seems full is polled first: the monitor thread polls only now and then, and no launch
     /// should wait for that.
-    pub(crate) fn until_room<D: Driver<Event = E>>(
+    pub(crate) fn until_room<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         id: StreamId,
@@ -231,7 +231,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Puts a fence behind all work that has none. Where that is not possible, or not allowed by
     /// `may_record`, the work counts as ended. Runs on the monitor thread.
-    pub(crate) fn fence_all<D: Driver<Event = E>>(&mut self, driver: &D, may_record: bool) {
+    pub(crate) fn fence_all<D: Driver<DriverEvent = E>>(&mut self, driver: &D, may_record: bool) {
         for place in 0..self.queues.len() {
             let queue = &self.queues[place];
             let Some(id) = queue.stream.filter(|_| queue.launches > 0) else { continue };
@@ -251,7 +251,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Puts a last fence into a stream that is about to be destroyed, whose work goes on.
-    pub(crate) fn forget_stream<D: Driver<Event = E>>(
+    pub(crate) fn forget_stream<D: Driver<DriverEvent = E>>(
         &mut self,
         driver: &D,
         handle: usize,
@@ -273,7 +273,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Polls the oldest destroyed streams. A program that destroys many streams does this itself, because
     /// the monitor thread would have too many to poll.
-    fn poll_orphans<D: Driver<Event = E>>(&mut self, driver: &D, costs: &CostTable) {
+    fn poll_orphans<D: Driver<DriverEvent = E>>(&mut self, driver: &D, costs: &CostTable) {
         let (context, mut busy) = (driver.current_context(), 0);
         relaxed(driver, || {
             for place in 0..self.queues.len() {
@@ -292,7 +292,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Takes out the reached fences of a queue in the calling thread's context. The thread is relaxed.
-    fn poll<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, costs: &CostTable) {
+    fn poll<D: Driver<DriverEvent = E>>(&mut self, driver: &D, place: usize, costs: &CostTable) {
         while let Some(measured) = self.queues[place].fences.front().and_then(|fence| fence.poll(driver)) {
             self.pop_fence(place, measured, costs);
         }
@@ -326,7 +326,13 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Records a fence in a stream.
     #[cold]
-    fn put_fence<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, id: StreamId, is_measured: bool) {
+    fn put_fence<D: Driver<DriverEvent = E>>(
+        &mut self,
+        driver: &D,
+        place: usize,
+        id: StreamId,
+        is_measured: bool,
+    ) {
         let queue = &mut self.queues[place];
         match self.pool.record(driver, queue.context, id, is_measured) {
             Some(end) => {
@@ -340,7 +346,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Moves the queue's trailing event behind its last launch, in case no other launch follows.
     #[cold]
-    fn put_trailing<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, id: StreamId) {
+    fn put_trailing<D: Driver<DriverEvent = E>>(&mut self, driver: &D, place: usize, id: StreamId) {
         let queue = &self.queues[place];
         let is_moved = queue.trailing.is_some_and(|trailing| trailing.record(driver, id));
         if !is_moved {
@@ -379,7 +385,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Returns the index of a stream's queue. A new one belongs to the calling thread's context.
     #[inline]
-    fn queue_of<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) -> usize {
+    fn queue_of<D: Driver<DriverEvent = E>>(&mut self, driver: &D, id: StreamId) -> usize {
         if self.queues.get(self.last).is_none_or(|queue| queue.stream != Some(id)) {
             self.find_queue(driver, id);
         }
@@ -387,7 +393,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     #[cold]
-    fn find_queue<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) {
+    fn find_queue<D: Driver<DriverEvent = E>>(&mut self, driver: &D, id: StreamId) {
         let found = self.queues.iter().position(|queue| queue.stream == Some(id));
         self.last = found.unwrap_or_else(|| {
             self.queues.push(StreamQueue::new(id, driver.current_context()));

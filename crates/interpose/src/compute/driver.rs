@@ -39,7 +39,7 @@ unsafe impl Send for CudaEvent {}
 impl Driver for CudaDriver {
     /// The mode before the change, or `None` if the driver has no capture modes.
     type CaptureMode = Option<i32>;
-    type Event = CudaEvent;
+    type DriverEvent = CudaEvent;
 
     fn current_context(&self) -> ContextId {
         ContextId(contexts::current())

@@ -12,23 +12,23 @@ use tessera_limits::allocation_size::round_up_to_blocks;
 
 use super::pools::PoolSource;
 use crate::compute::Stream;
-use crate::cuda::{AllocationNode, Device, Handle, Node, SUCCESS, Status};
+use crate::cuda::{AllocationNodeParameters, Device, GraphNodeParameters, Handle, SUCCESS, Status};
 use crate::entry::library::driver_functions;
 use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
     cuGraphAddMemAllocNode(
-        node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut AllocationNode
+        node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut AllocationNodeParameters
     ) => add_allocation;
     cuGraphAddNode(
-        node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut Node
+        node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut GraphNodeParameters
     ) => add;
     cuGraphAddNode_v2(
-        node: *mut Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, count: usize, parameters: *mut Node
+        node: *mut Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, count: usize, parameters: *mut GraphNodeParameters
     ) => add_v2;
     cuGraphAddNode_v3(
-        node: *mut Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, count: usize, parameters: *mut Node
+        node: *mut Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, count: usize, parameters: *mut GraphNodeParameters
     ) => add_v2;
     cuGraphInstantiate(
         executable: *mut Handle, graph: Handle, node: *mut Handle, log: *mut c_char, length: usize
@@ -69,10 +69,17 @@ struct Promise {
 }
 
 type AddAllocation =
-    unsafe extern "C" fn(*mut Handle, Handle, *const Handle, usize, *mut AllocationNode) -> Status;
-type Add = unsafe extern "C" fn(*mut Handle, Handle, *const Handle, usize, *mut Node) -> Status;
-type AddV2 =
-    unsafe extern "C" fn(*mut Handle, Handle, *const Handle, *const c_void, usize, *mut Node) -> Status;
+    unsafe extern "C" fn(*mut Handle, Handle, *const Handle, usize, *mut AllocationNodeParameters) -> Status;
+type Add =
+    unsafe extern "C" fn(*mut Handle, Handle, *const Handle, usize, *mut GraphNodeParameters) -> Status;
+type AddV2 = unsafe extern "C" fn(
+    *mut Handle,
+    Handle,
+    *const Handle,
+    *const c_void,
+    usize,
+    *mut GraphNodeParameters,
+) -> Status;
 
 fn graphs(process: &Process) -> MutexGuard<'_, Graphs> {
     process.memory.graphs.lock().unwrap_or_else(PoisonError::into_inner)
@@ -154,7 +161,7 @@ unsafe fn add_allocation(
     graph: Handle,
     dependencies: *const Handle,
     count: usize,
-    parameters: *mut AllocationNode,
+    parameters: *mut AllocationNodeParameters,
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
     let call_driver = || unsafe { driver(node, graph, dependencies, count, parameters) };
@@ -168,7 +175,7 @@ unsafe fn add(
     graph: Handle,
     dependencies: *const Handle,
     count: usize,
-    parameters: *mut Node,
+    parameters: *mut GraphNodeParameters,
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
     let call_driver = || unsafe { driver(node, graph, dependencies, count, parameters) };
@@ -183,7 +190,7 @@ unsafe fn add_v2(
     dependencies: *const Handle,
     data: *const c_void,
     count: usize,
-    parameters: *mut Node,
+    parameters: *mut GraphNodeParameters,
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
     let call_driver = || unsafe { driver(node, graph, dependencies, data, count, parameters) };
@@ -193,15 +200,17 @@ unsafe fn add_v2(
 
 /// Returns the allocation of a node, if it is an allocation node. The parameters must be valid or
 /// null.
-unsafe fn allocation<'a>(parameters: *const Node) -> Option<&'a AllocationNode> {
+unsafe fn allocation<'a>(parameters: *const GraphNodeParameters) -> Option<&'a AllocationNodeParameters> {
     // SAFETY: the parameters are valid or null, and the parameters of all kinds of nodes have at
     // least this size.
-    unsafe { parameters.as_ref() }.filter(|node| node.kind == Node::ALLOCATES).map(|node| &node.allocation)
+    unsafe { parameters.as_ref() }
+        .filter(|node| node.kind == GraphNodeParameters::ALLOCATES)
+        .map(|node| &node.allocation)
 }
 
 fn add_described_node(
     graph: Handle,
-    allocation: Option<&AllocationNode>,
+    allocation: Option<&AllocationNodeParameters>,
     call_driver: impl FnOnce() -> Status,
 ) -> Status {
     let Some(allocation) = allocation else { return call_driver() };

@@ -10,7 +10,7 @@ use super::pools::PoolSource;
 use super::{free as release, graphs, import as import_memory};
 use crate::compute::Stream;
 use crate::cuda::{
-    DEFAULT_STREAM, Device, DevicePointer, Handle, Location, MANAGED, Placement, SUCCESS, Status,
+    AllocationProperties, DEFAULT_STREAM, Device, DevicePointer, Handle, Location, MANAGED, SUCCESS, Status,
 };
 use crate::entry::library::driver_functions;
 use crate::entry::table::hooks;
@@ -29,7 +29,7 @@ hooks! { Cuda:
     cuMemFreeAsync_ptsz(pointer: DevicePointer, stream: Handle) => free;
     cuDeviceSetMemPool(device: Device, pool: Handle) => set_pool;
     cuMemSetMemPool(location: *mut Location, kind: i32, pool: Handle) => set_pool_at;
-    cuMemPoolCreate(pool: *mut Handle, placement: *const Placement) => create;
+    cuMemPoolCreate(pool: *mut Handle, properties: *const AllocationProperties) => create;
     cuMemPoolDestroy(pool: Handle) => destroy;
     cuMemPoolImportPointer(pointer: *mut DevicePointer, pool: Handle, shared: *mut c_void) => import;
 }
@@ -198,21 +198,21 @@ unsafe fn free(
 }
 
 unsafe fn create(
-    driver: unsafe extern "C" fn(*mut Handle, *const Placement) -> Status,
+    driver: unsafe extern "C" fn(*mut Handle, *const AllocationProperties) -> Status,
     pool: *mut Handle,
-    placement: *const Placement,
+    properties: *const AllocationProperties,
 ) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
     // SAFETY: the program's arguments go to the driver unchanged.
-    let status = unsafe { driver(pool, placement) };
-    if status == SUCCESS && !placement.is_null() {
-        // SAFETY: the driver has read `placement` and written `pool`. Only the first fields of
-        // `placement` are read, which every version has.
+    let status = unsafe { driver(pool, properties) };
+    if status == SUCCESS && !properties.is_null() {
+        // SAFETY: the driver has read `properties` and written `pool`. Only the first fields of
+        // `properties` are read, which every version has.
         let (location, is_managed, pool) =
-            unsafe { ((*placement).location, (*placement).kind == MANAGED, *pool) };
+            unsafe { ((*properties).location, (*properties).kind == MANAGED, *pool) };
         let gpu = match location.device() {
             Some(device) => process.gpus.of_device(device).ok().map(Some),
             // Managed memory moves to the GPU that uses it, which is most likely the current one.

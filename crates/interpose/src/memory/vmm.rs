@@ -9,13 +9,13 @@ use tessera_limits::allocation_size::round_up_to_blocks;
 use tessera_limits::{Bytes, GpuSlot};
 
 use super::allocation_table::KeyHasher;
-use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
+use crate::cuda::{AllocationProperties, DevicePointer, Location, SUCCESS, Status};
 use crate::entry::library::driver_functions;
 use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
-    cuMemCreate(handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
+    cuMemCreate(handle: *mut u64, bytes: usize, properties: *const AllocationProperties, flags: u64) => create;
     cuMemRelease(handle: u64) => release;
     cuMemRetainAllocationHandle(handle: *mut u64, address: DevicePointer) => retain;
     cuMemImportFromShareableHandle(
@@ -28,7 +28,7 @@ hooks! { Cuda:
 }
 
 driver_functions! { Cuda:
-    properties = c"cuMemGetAllocationPropertiesFromHandle" (placement: *mut Placement, handle: u64);
+    get_properties = c"cuMemGetAllocationPropertiesFromHandle" (properties: *mut AllocationProperties, handle: u64);
 }
 
 /// The handles of this process, and its mappings by address.
@@ -70,17 +70,17 @@ fn handles(process: &Process) -> MutexGuard<'_, Handles> {
 }
 
 unsafe fn create(
-    driver: unsafe extern "C" fn(*mut u64, usize, *const Placement, u64) -> Status,
+    driver: unsafe extern "C" fn(*mut u64, usize, *const AllocationProperties, u64) -> Status,
     handle: *mut u64,
     bytes: usize,
-    placement: *const Placement,
+    properties: *const AllocationProperties,
     flags: u64,
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
-    let call_driver = || unsafe { driver(handle, bytes, placement, flags) };
-    // SAFETY: the program passes a valid placement or null. Only the first fields are read, which
+    let call_driver = || unsafe { driver(handle, bytes, properties, flags) };
+    // SAFETY: the program passes valid properties or null. Only the first fields are read, which
     // every version has.
-    let location = (!placement.is_null()).then(|| unsafe { (*placement).location });
+    let location = (!properties.is_null()).then(|| unsafe { (*properties).location });
     let Some(device) = location.and_then(Location::device) else { return call_driver() };
     let process = match Process::get() {
         Ok(process) => process,
@@ -150,13 +150,17 @@ unsafe fn import(
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        let mut placement =
-            Placement { kind: 0, handle_kinds: 0, location: Location { kind: 0, id: 0 }, rest: [0; 16] };
-        // SAFETY: the driver has written the handle, and `placement` is larger than the structure
+        let mut properties = AllocationProperties {
+            kind: 0,
+            handle_kinds: 0,
+            location: Location { kind: 0, id: 0 },
+            rest: [0; 16],
+        };
+        // SAFETY: the driver has written the handle, and `properties` is larger than the structure
         // of any version.
-        let asked = unsafe { properties(&raw mut placement, *handle) };
+        let asked = unsafe { get_properties(&raw mut properties, *handle) };
         if asked == SUCCESS
-            && let Some(device) = placement.location.device()
+            && let Some(device) = properties.location.device()
             && let Ok(gpu) = process.gpus.of_device(device)
         {
             // SAFETY: the driver reported success, so it has written the handle.

@@ -1,5 +1,7 @@
 //! Kills, forks, damaged and hostile files.
 
+use tessera_limits::files;
+
 use crate::support::{CONTEXT, Container, write_at};
 
 #[test]
@@ -67,11 +69,11 @@ fn forked_children_have_their_own_slots() {
 fn rejects_every_use_without_valid_limits_and_logs_one_line() {
     for damage in ["absent", "short", "bits", "version", "account"] {
         let container = Container::with_memory(4096);
-        let control = container.grant().join("control");
+        let control = files::control_path(&container.grant());
         match damage {
             "absent" => std::fs::remove_file(&control).unwrap(),
             "short" => std::fs::write(&control, "short").unwrap(),
-            "account" => std::fs::write(container.grant().join("account"), "short").unwrap(),
+            "account" => std::fs::write(files::account_path(&container.grant()), "short").unwrap(),
             "version" => write_at(&control, 0, b"tessera9"),
             _ => (24..2_000).step_by(8).for_each(|place| write_at(&control, place, &[0xff; 8])),
         }
@@ -89,7 +91,7 @@ fn rejects_every_use_without_valid_limits_and_logs_one_line() {
 fn an_invalid_account_harms_only_its_container() {
     let container = Container::with_memory(4096);
     let mut tenant = container.begun("proc");
-    let account = container.grant().join("account");
+    let account = files::account_path(&container.grant());
     let length = account.metadata().unwrap().len();
     // Everything but the first word, which is the format, is overwritten.
     for place in (8..length).step_by(8) {

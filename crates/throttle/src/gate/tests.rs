@@ -11,7 +11,7 @@ struct InstantDriver;
 
 impl Driver for InstantDriver {
     type CaptureMode = ();
-    type Event = u32;
+    type DriverEvent = u32;
 
     fn current_context(&self) -> ContextId {
         ContextId(0x1000)

@@ -106,7 +106,7 @@ impl SimulatedDriver {
 
 impl Driver for SimulatedDriver {
     type CaptureMode = ();
-    type Event = u32;
+    type DriverEvent = u32;
 
     fn current_context(&self) -> ContextId {
         self.context.get()
