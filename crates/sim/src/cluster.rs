@@ -2,7 +2,7 @@
 //!
 //! [`run`] fills a cluster with the pods of a trace until nothing fits, and measures how much of it
 //! is used. This is the experiment of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023).
-//! [`bench`] does the same with generated workloads, in which pods may also end.
+//! [`mod@bench`] does the same with generated workloads, in which pods may also end.
 
 mod arrivals;
 pub mod bench;

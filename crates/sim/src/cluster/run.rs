@@ -21,7 +21,7 @@ use super::{Experiment, FillPolicy, WorkloadKnowledge};
 pub struct FillResult {
     /// Allocated GPUs at the end, in percent of all GPUs.
     pub allocated_percent: f64,
-    /// Number of rejected pods by [`PodSize::WITH_GPUS`].
+    /// Number of rejected pods by [`PodSize::WITH_GPUS`](super::pod::PodSize::WITH_GPUS).
     pub refused: [u32; 5],
     /// Allocated over arrived GPUs, both in percent of all GPUs.
     pub curve: Vec<(f64, f64)>,
