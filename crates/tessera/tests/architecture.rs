@@ -165,6 +165,28 @@ fn files_stay_small() {
     assert!(large * 5 <= all.len(), "{large} of {} files have over {RECOMMENDED_MAX_LINES} lines", all.len());
 }
 
+/// The profile `release` saves compile time with settings for single packages. A profile
+/// inherits such settings without a trace in its own section.
+#[test]
+fn shipped_and_measured_profiles_do_not_inherit_from_release() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let parent = |profile: &str| -> String {
+        let (_, section) = manifest.split_once(&format!("[profile.{profile}]\n")).unwrap();
+        let section = section.split("\n[").next().unwrap();
+        let line = section.lines().find_map(|line| line.strip_prefix("inherits = "));
+        line.unwrap_or_else(|| panic!("profile {profile} does not say what it inherits"))
+            .trim_matches('"')
+            .to_owned()
+    };
+    for profile in ["dist", "bench", "interpose", "plugin"] {
+        let mut ancestor = parent(profile);
+        while !["dev", "release"].contains(&ancestor.as_str()) {
+            ancestor = parent(&ancestor);
+        }
+        assert_eq!(ancestor, "dev", "profile {profile} would be built like `release`");
+    }
+}
+
 /// Returns all Rust files below a directory, except for generated ones and build output.
 fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();

@@ -35,7 +35,7 @@ Examples:
   tessera simulate cluster --nodes N.csv --pods P.csv --policies fgd,tessera --plot curve.svg
   tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json
   tessera simulate cluster --workload alike-25,restart-alike-25
-  tessera simulate cluster --workload all --traces ../shared/traces/openb --json bench.json"
+  tessera simulate cluster --workload all --traces openb --json bench.json"
 )]
 pub(crate) struct Arguments {
     /// Node list with the columns sn, cpu_milli, memory_mib, gpu, model
