@@ -1,6 +1,7 @@
 //! Leader election among several replicas with a Lease object.
 
 mod election;
+mod timing;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +14,10 @@ use kube::{Api, Client};
 
 use crate::causes::innermost;
 
-pub use self::election::{Election, LeaseRecord, LeaseStep, LeaseTiming};
+pub use self::{
+    election::{Election, LeaseRecord, LeaseStep},
+    timing::LeaseTiming,
+};
 
 /// Reason why the lease could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +38,15 @@ pub struct Candidate {
     election: Election,
     started: Instant,
     annotations: BTreeMap<String, String>,
+    /// The lease as this replica wrote it last. Empty after a failed write.
+    written: Option<Written>,
+}
+
+/// What the next write of the lease needs from the last one.
+#[derive(Debug)]
+struct Written {
+    version: Option<String>,
+    transitions: i32,
 }
 
 impl Candidate {
@@ -42,7 +55,14 @@ impl Candidate {
     pub fn new(client: Client, namespace: &str, name: &str, identity: String, timing: LeaseTiming) -> Self {
         let api = Api::namespaced(client, namespace);
         let election = Election::new(identity, timing);
-        Self { api, name: name.to_owned(), election, started: Instant::now(), annotations: BTreeMap::new() }
+        Self {
+            api,
+            name: name.to_owned(),
+            election,
+            started: Instant::now(),
+            annotations: BTreeMap::new(),
+            written: None,
+        }
     }
 
     /// Returns the same candidate, which publishes `annotations` on the lease while it leads.
@@ -52,31 +72,55 @@ impl Candidate {
         self
     }
 
-    /// Reads the lease and takes or renews it if due. Returns whether this replica leads now.
+    /// Renews the lease, or reads it and takes it if due. Returns whether this replica leads now.
     pub async fn poll(&mut self) -> Result<bool, LeaseError> {
-        let begun = self.now();
-        let found = self.with_timeout(self.api.get_opt(&self.name)).await?;
+        // The leader need not read the lease: the write fails if another replica has written it.
+        let written = self.written.take().filter(|_| self.leads());
+        if let Some(Written { version, transitions }) = written
+            && self.write(version, transitions).await?
+        {
+            return Ok(self.leads());
+        }
+        let found = {
+            let begun = self.now();
+            let found = self.with_timeout(self.api.get_opt(&self.name)).await;
+            self.election.record_latency(self.now() - begun);
+            found?
+        };
         let transitions =
             found.as_ref().and_then(|lease| lease.spec.as_ref()?.lease_transitions).unwrap_or(0);
         let read = found.as_ref().map(read);
         let is_ours = read.as_ref().is_some_and(|found| found.holder == self.election.identity());
-        if let LeaseStep::Take(version) = self.election.observe(begun, read) {
+        if let LeaseStep::Take(version) = self.election.observe(self.now(), read) {
             let transitions = if is_ours { transitions } else { transitions.saturating_add(1) };
-            let lease = self.lease(self.election.identity(), version.clone(), transitions);
-            let post = PostParams::default();
-            let written = match version {
-                None => self.with_timeout(self.api.create(&post, &lease)).await,
-                Some(_) => self.with_timeout(self.api.replace(&self.name, &post, &lease)).await,
-            };
-            match written {
-                Ok(_) => self.election.record_write(begun),
-                // Another replica wrote first. The next poll reads the lease again.
-                Err(LeaseError::Api(error)) if matches!(&*error, kube::Error::Api(status) if status.code == 409) =>
-                    {}
-                Err(error) => return Err(error),
-            }
+            self.write(version, transitions).await?;
         }
         Ok(self.leads())
+    }
+
+    /// Writes the lease if it still has this version, or creates it if there is no version. Returns
+    /// false if another replica wrote first or the lease was deleted.
+    async fn write(&mut self, version: Option<String>, transitions: i32) -> Result<bool, LeaseError> {
+        let begun = self.now();
+        let duration = self.election.next_duration();
+        let lease = self.lease(self.election.identity(), duration, version.clone(), transitions);
+        let post = PostParams::default();
+        let written = match version {
+            None => self.with_timeout(self.api.create(&post, &lease)).await,
+            Some(_) => self.with_timeout(self.api.replace(&self.name, &post, &lease)).await,
+        };
+        self.election.record_latency(self.now() - begun);
+        match written {
+            Ok(lease) => {
+                self.election.record_write(begun, duration);
+                self.written = Some(Written { version: lease.metadata.resource_version, transitions });
+                Ok(true)
+            }
+            Err(LeaseError::Api(error)) if matches!(&*error, kube::Error::Api(status) if matches!(status.code, 404 | 409)) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns whether this replica leads now.
@@ -97,6 +141,19 @@ impl Candidate {
         self.election.other_holder()
     }
 
+    /// Returns the time since the last renewal and the timing that counts from there on, or `None` if
+    /// this replica does not hold the lease.
+    #[must_use]
+    pub fn held(&self) -> Option<(Duration, LeaseTiming)> {
+        self.election.held(self.now())
+    }
+
+    /// Returns the time until the next poll.
+    #[must_use]
+    pub fn next_poll(&self) -> Duration {
+        self.election.next_poll(self.now())
+    }
+
     /// Returns the timing of the election.
     #[must_use]
     pub fn timing(&self) -> LeaseTiming {
@@ -113,7 +170,8 @@ impl Candidate {
         let Some(found) = found.filter(|lease| read(lease).holder == self.election.identity()) else {
             return Ok(());
         };
-        let lease = self.lease("", found.metadata.resource_version, 0);
+        let duration = self.election.next_duration();
+        let lease = self.lease("", duration, found.metadata.resource_version, 0);
         self.with_timeout(self.api.replace(&self.name, &PostParams::default(), &lease)).await?;
         Ok(())
     }
@@ -122,9 +180,9 @@ impl Candidate {
         self.started.elapsed()
     }
 
-    fn lease(&self, holder: &str, version: Option<String>, transitions: i32) -> Lease {
+    fn lease(&self, holder: &str, duration: Duration, version: Option<String>, transitions: i32) -> Lease {
         let now = MicroTime(Timestamp::now());
-        let duration = i32::try_from(self.election.timing().duration.as_secs()).unwrap_or(i32::MAX);
+        let duration = i32::try_from(duration.as_secs()).unwrap_or(i32::MAX);
         Lease {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
@@ -147,7 +205,7 @@ impl Candidate {
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, LeaseError> {
-        match tokio::time::timeout(self.election.timing().renew_within / 2, call).await {
+        match tokio::time::timeout(self.election.request_timeout(), call).await {
             Ok(outcome) => outcome.map_err(|error| LeaseError::Api(Box::new(error))),
             Err(_) => Err(LeaseError::Timeout),
         }

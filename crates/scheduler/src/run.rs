@@ -57,7 +57,6 @@ pub async fn lead(
     let mut trouble = FailureLog::default();
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
-        let begun = app.now().steady;
         let polled = candidate.poll().await;
         if polled.is_ok() && trouble.clear() {
             tracing::info!("the lease can be reached again");
@@ -71,7 +70,10 @@ pub async fn lead(
                     end(tasks_of_term.take()).await;
                     tasks_of_term = Some(LeaderTasks::begin(&app, &settings, table.clone(), term));
                 }
-                app.lead_until(begun, timing.renew_within);
+                let now = app.now().steady;
+                if let Some((since, timing)) = candidate.held() {
+                    app.lead_until(now.saturating_sub(since), timing);
+                }
             }
             Ok(false) => {
                 app.follow();
@@ -91,12 +93,14 @@ pub async fn lead(
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(timing.retry) => {}
+            () = tokio::time::sleep(candidate.next_poll()) => {}
             () = &mut stop => break,
         }
     }
     app.follow();
     end(tasks_of_term).await;
+    // Another replica may lead as soon as the lease is released.
+    app.leadership.requests_ended().await;
     if let Err(error) = candidate.resign().await {
         tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
     }

@@ -20,7 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::net::TcpListener;
 
-pub use self::app::{App, Leadership};
+pub use self::app::{App, Leadership, RequestAborted};
 pub use self::retry_wait::RetryWait;
 pub use self::tls::{Tls, TlsError};
 use crate::dashboard;

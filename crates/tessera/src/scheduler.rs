@@ -79,6 +79,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.1)]
     lease: String,
 
+    /// Time after which another replica takes over from a leader that does not renew its lease
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=60))]
+    lease_seconds: u32,
+
     /// Largest accepted request body, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     max_body: usize,
@@ -129,6 +133,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         tls_key,
         lease_namespace,
         lease,
+        lease_seconds,
         max_body,
         no_events,
         log: _,
@@ -161,7 +166,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         identity: identity(),
         namespace: lease_namespace,
         lease,
-        timing: LeaseTiming::default(),
+        timing: LeaseTiming::with_duration(lease_seconds),
     };
     tokio::select! {
         () = lead(app, settings, membership, static_table, stop) => Ok(()),

@@ -3,29 +3,7 @@
 
 use std::time::Duration;
 
-/// Durations of the election.
-#[derive(Clone, Copy, Debug)]
-pub struct LeaseTiming {
-    /// Another replica takes over when the leader has not renewed its lease for this long.
-    pub duration: Duration,
-    /// A leader that could not renew its lease for this long stops leading. It is shorter than
-    /// `duration`, so that the leader's last requests have arrived before another replica takes
-    /// over.
-    pub renew_within: Duration,
-    /// Time between two polls of the lease.
-    pub retry: Duration,
-}
-
-/// A takeover takes at most 8 + 1 seconds plus the time of a list: under 15 s with a list of 5 s.
-impl Default for LeaseTiming {
-    fn default() -> Self {
-        Self {
-            duration: Duration::from_secs(8),
-            renew_within: Duration::from_secs(5),
-            retry: Duration::from_secs(1),
-        }
-    }
-}
+use super::timing::{Latency, LeaseTiming};
 
 /// The lease as read from the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +33,12 @@ pub struct Election {
     timing: LeaseTiming,
     /// Last state of the lease, and when it was first seen in this state.
     seen: Option<(LeaseRecord, Duration)>,
-    /// Start of the last write that succeeded.
-    renewed: Option<Duration>,
+    /// Start of the last write that succeeded, and the duration that counts from there on.
+    renewed: Option<(Duration, Duration)>,
+    /// Shortest duration of the next write. The leader already leads no longer than that, because the
+    /// write may succeed without an answer.
+    planned: Duration,
+    latency: Latency,
     /// Number of times this candidate started to lead.
     term: u64,
     /// True if another replica may have led since this candidate last led.
@@ -67,10 +49,20 @@ impl Election {
     /// Returns a candidate. The identity must be unique and must change with every restart.
     #[must_use]
     pub fn new(identity: String, timing: LeaseTiming) -> Self {
-        Self { identity, timing, seen: None, renewed: None, term: 0, is_interrupted: true }
+        Self {
+            identity,
+            timing,
+            seen: None,
+            renewed: None,
+            planned: timing.duration,
+            latency: Latency::default(),
+            term: 0,
+            is_interrupted: true,
+        }
     }
 
-    /// Takes in the state of the lease and returns what to do.
+    /// Takes in the state of the lease and returns what to do. `now` is not before the answer to the
+    /// read: the holder may have renewed the lease while it was read.
     pub fn observe(&mut self, now: Duration, found: Option<LeaseRecord>) -> LeaseStep {
         let Some(found) = found else { return self.observe_missing(now) };
         let version = Some(found.version.clone());
@@ -99,26 +91,52 @@ impl Election {
     }
 
     /// Handles a missing lease, which never existed or was deleted. Its last holder may not know
-    /// that it was deleted, and may lead until its time is over.
+    /// that it was deleted, and may lead for the longest duration that it may have written.
     fn observe_missing(&mut self, now: Duration) -> LeaseStep {
         let is_first = self.seen.is_none() && self.term == 0;
         if is_first || self.leads(now) {
             return LeaseStep::Take(None);
         }
         self.is_interrupted = true;
-        let unknown =
-            || LeaseRecord { holder: String::new(), version: "?".into(), duration: self.timing.duration };
-        let (known, since) = self.seen.get_or_insert_with(|| (unknown(), now));
-        if !known.version.is_empty() {
-            known.version.clear();
-            *since = now;
+        let missing = |duration| LeaseRecord { holder: String::new(), version: String::new(), duration };
+        let longest = self.timing.longest();
+        match &self.seen {
+            Some((known, since)) if known.version.is_empty() => {
+                if now.saturating_sub(*since) >= known.duration {
+                    LeaseStep::Take(None)
+                } else {
+                    LeaseStep::Wait
+                }
+            }
+            known => {
+                let duration = known.as_ref().map_or(longest, |(known, _)| known.duration.max(longest));
+                self.seen = Some((missing(duration), now));
+                LeaseStep::Wait
+            }
         }
-        if now.saturating_sub(*since) >= known.duration { LeaseStep::Take(None) } else { LeaseStep::Wait }
     }
 
-    /// Records a successful write that started at `begun`.
-    pub fn record_write(&mut self, begun: Duration) {
-        self.renewed = Some(begun);
+    /// Records the latency of a request, or the timeout of one without an answer.
+    pub fn record_latency(&mut self, took: Duration) {
+        self.latency.record(took);
+    }
+
+    /// Returns the timeout of the next request.
+    #[must_use]
+    pub fn request_timeout(&self) -> Duration {
+        self.timing.timeout_at(self.latency.get())
+    }
+
+    /// Returns the duration of the lease that the next write sets.
+    #[must_use]
+    pub fn next_duration(&self) -> Duration {
+        self.planned.max(self.timing.duration_at(self.latency.get()))
+    }
+
+    /// Records a successful write that started at `begun` and set this duration.
+    pub fn record_write(&mut self, begun: Duration, duration: Duration) {
+        self.planned = self.timing.duration_at(self.latency.get());
+        self.renewed = Some((begun, duration.min(self.planned)));
         self.seen = None;
         if std::mem::take(&mut self.is_interrupted) {
             self.term += 1;
@@ -135,7 +153,25 @@ impl Election {
     /// Returns whether this candidate leads and may write as the leader.
     #[must_use]
     pub fn leads(&self, now: Duration) -> bool {
-        self.renewed.is_some_and(|renewed| now.saturating_sub(renewed) < self.timing.renew_within)
+        self.held(now).is_some_and(|(since, timing)| since < timing.renew_within)
+    }
+
+    /// Returns the time since the last renewal and the timing that counts from there on, or `None` if
+    /// this candidate does not hold the lease.
+    #[must_use]
+    pub fn held(&self, now: Duration) -> Option<(Duration, LeaseTiming)> {
+        let (renewed, duration) = self.renewed?;
+        Some((now.saturating_sub(renewed), self.timing.stretched(duration)))
+    }
+
+    /// Returns the time until the next poll: the retry interval, or less if the lease of another
+    /// replica expires before.
+    #[must_use]
+    pub fn next_poll(&self, now: Duration) -> Duration {
+        let expires = self.seen.as_ref().map(|(found, since)| (*since + found.duration).saturating_sub(now));
+        // A lease that has expired could not be taken, so the next try is not at once.
+        let expires = expires.filter(|left| !left.is_zero()).unwrap_or(self.timing.retry);
+        expires.min(self.timing.retry)
     }
 
     /// Stops leading.
@@ -163,10 +199,17 @@ impl Election {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+mod model;
 
+#[cfg(test)]
+mod tests {
     use super::*;
+
+    const LONG: LeaseTiming = LeaseTiming {
+        duration: Duration::from_secs(8),
+        renew_within: Duration::from_secs(5),
+        retry: Duration::from_secs(1),
+    };
 
     fn seconds(number: u64) -> Duration {
         Duration::from_secs(number)
@@ -178,7 +221,7 @@ mod tests {
 
     #[test]
     fn takes_a_free_lease_at_once_and_a_held_one_after_it_expires() {
-        let mut me = Election::new("me".into(), LeaseTiming::default());
+        let mut me = Election::new("me".into(), LONG);
         assert_eq!(me.observe(seconds(0), None), LeaseStep::Take(None));
         assert_eq!(me.observe(seconds(0), held("you", "1")), LeaseStep::Wait);
         assert_eq!(me.observe(seconds(7), held("you", "2")), LeaseStep::Wait);
@@ -189,98 +232,82 @@ mod tests {
     }
 
     #[test]
+    fn polls_when_the_lease_of_another_replica_expires() {
+        let mut me = Election::new("me".into(), LONG);
+        assert_eq!(me.next_poll(seconds(0)), seconds(1));
+        me.observe(seconds(0), held("you", "1"));
+        assert_eq!(me.next_poll(seconds(1)), seconds(1));
+        assert_eq!(me.next_poll(Duration::from_millis(7300)), Duration::from_millis(700));
+        assert_eq!(me.next_poll(seconds(8)), seconds(1), "the write at this moment failed");
+    }
+
+    #[test]
     fn a_leader_that_cannot_renew_stops_before_another_starts() {
-        let mut me = Election::new("me".into(), LeaseTiming::default());
-        me.record_write(seconds(10));
+        let mut me = Election::new("me".into(), LONG);
+        me.record_write(seconds(10), LONG.duration);
         assert!(me.leads(seconds(14)));
         assert!(!me.leads(seconds(15)));
         assert_eq!(me.observe(seconds(20), held("me", "4")), LeaseStep::Take(Some("4".into())));
-        me.record_write(seconds(20));
+        me.record_write(seconds(20), LONG.duration);
         assert_eq!(me.observe(seconds(21), held("you", "5")), LeaseStep::Wait);
         assert!(!me.leads(seconds(21)), "another replica took the lease");
     }
 
     #[test]
+    fn a_shorter_lease_counts_before_it_is_written() {
+        let mut me = Election::new("me".into(), LONG);
+        me.record_latency(seconds(2));
+        assert_eq!(me.next_duration(), seconds(12));
+        me.record_write(seconds(0), seconds(12));
+        assert!(me.leads(Duration::from_millis(7400)));
+        (0..1000).for_each(|_| me.record_latency(Duration::ZERO));
+        assert_eq!(me.next_duration(), seconds(12), "the leader counts on 12 s");
+        me.record_write(seconds(10), seconds(12));
+        assert_eq!(me.next_duration(), seconds(8));
+        assert!(!me.leads(seconds(15)), "the leader counts on 8 s");
+    }
+
+    #[test]
     fn starts_a_new_term_when_another_replica_may_have_led() {
-        let mut me = Election::new("me".into(), LeaseTiming::default());
+        let mut me = Election::new("me".into(), LONG);
         me.observe(seconds(0), None);
-        me.record_write(seconds(0));
+        me.record_write(seconds(0), LONG.duration);
         assert_eq!(me.term(), 1);
         // No connection for a minute, and no other replica took the lease.
         assert_eq!(me.observe(seconds(60), held("me", "1")), LeaseStep::Take(Some("1".into())));
-        me.record_write(seconds(60));
+        me.record_write(seconds(60), LONG.duration);
         assert_eq!(me.term(), 1);
         // No connection again. Another replica took the lease and released it, and the answer to
         // the write is lost.
         assert_eq!(me.observe(seconds(120), held("", "3")), LeaseStep::Take(Some("3".into())));
         assert_eq!(me.observe(seconds(121), held("me", "4")), LeaseStep::Take(Some("4".into())));
-        me.record_write(seconds(121));
+        me.record_write(seconds(121), LONG.duration);
         assert_eq!(me.term(), 2);
         // The lease is deleted while this candidate leads, and while it does not.
         assert_eq!(me.observe(seconds(122), None), LeaseStep::Take(None));
-        me.record_write(seconds(122));
+        me.record_write(seconds(122), LONG.duration);
         assert_eq!(me.term(), 2);
         assert_eq!(
             me.observe(seconds(180), None),
             LeaseStep::Wait,
             "another replica may have held the lease"
         );
-        assert_eq!(me.observe(seconds(188), None), LeaseStep::Take(None));
-        me.record_write(seconds(188));
+        assert_eq!(me.observe(seconds(244), None), LeaseStep::Take(None));
+        me.record_write(seconds(244), LONG.duration);
         assert_eq!(me.term(), 3);
     }
 
     #[test]
     fn waits_for_a_deleted_lease_as_for_a_held_one() {
-        let mut me = Election::new("me".into(), LeaseTiming::default());
+        let mut me = Election::new("me".into(), LONG);
         assert_eq!(me.observe(seconds(0), held("you", "1")), LeaseStep::Wait);
         assert_eq!(me.observe(seconds(7), None), LeaseStep::Wait, "the holder still leads");
-        assert_eq!(me.observe(seconds(14), None), LeaseStep::Wait);
-        assert_eq!(me.observe(seconds(15), None), LeaseStep::Take(None));
+        assert_eq!(me.observe(seconds(70), None), LeaseStep::Wait, "the last lease may have been longer");
+        assert_eq!(me.observe(seconds(71), None), LeaseStep::Take(None));
         assert_eq!(
-            me.observe(seconds(15), held("you", "2")),
+            me.observe(seconds(71), held("you", "2")),
             LeaseStep::Wait,
             "the holder created the lease again"
         );
-    }
-
-    proptest! {
-        /// Three candidates poll one lease at random times. Some writes fail, and the lease is
-        /// deleted once.
-        #[test]
-        fn never_has_two_leaders(
-            steps in prop::collection::vec((0..3usize, 0..3000u64, 0..5u8), 1..200),
-            deleted in 0..200usize,
-        ) {
-            let mut candidates: Vec<Election> =
-                (0..3).map(|number| Election::new(format!("c{number}"), LeaseTiming::default())).collect();
-            let mut lease = held("c0", "0");
-            candidates[0].record_write(Duration::ZERO);
-            for candidate in &mut candidates[1..] {
-                candidate.observe(Duration::ZERO, lease.clone());
-            }
-            let mut now = Duration::ZERO;
-            let mut version = 0;
-            for (step, (number, pause, luck)) in steps.into_iter().enumerate() {
-                now += Duration::from_millis(pause);
-                if step == deleted {
-                    lease = None;
-                }
-                if let LeaseStep::Take(expected) = candidates[number].observe(now, lease.clone())
-                    && luck > 0
-                    && expected == lease.as_ref().map(|lease| lease.version.clone())
-                {
-                    version += 1;
-                    lease = held(&format!("c{number}"), &version.to_string());
-                    // The answer to the write may be lost, so that the candidate does not know of
-                    // it.
-                    if luck > 1 {
-                        candidates[number].record_write(now);
-                    }
-                }
-                let leaders = candidates.iter().filter(|candidate| candidate.leads(now)).count();
-                prop_assert!(leaders <= 1, "{leaders} leaders");
-            }
-        }
     }
 }

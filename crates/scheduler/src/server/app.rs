@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
+use tessera_cluster::lease::LeaseTiming;
 use tessera_cluster::{Client, PodNotice};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::MAX_CONCURRENT_CALLS;
 use super::retry_wait::RetryWait;
@@ -45,6 +46,41 @@ pub struct Leadership {
     ready: AtomicBool,
     /// End of the permission to bind, in milliseconds since the start of the process.
     until: AtomicU64,
+    /// Time at which running requests of the leader are aborted, in milliseconds since the start of
+    /// the process.
+    abort_at: AtomicU64,
+    /// Number of running requests of the leader.
+    requests: watch::Sender<usize>,
+}
+
+impl Leadership {
+    /// Waits until no request of the leader runs.
+    pub async fn requests_ended(&self) {
+        let mut requests = self.requests.subscribe();
+        // The sender lives as long as `self`, so the wait cannot fail.
+        drop(requests.wait_for(|requests| *requests == 0).await);
+    }
+}
+
+/// A request of the leader was aborted. The API server may have executed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the API server did not answer in time")]
+pub struct RequestAborted;
+
+/// Counts a request until it ends.
+struct RunningRequest<'a>(&'a watch::Sender<usize>);
+
+impl<'a> RunningRequest<'a> {
+    fn begin(requests: &'a watch::Sender<usize>) -> Self {
+        requests.send_modify(|requests| *requests += 1);
+        Self(requests)
+    }
+}
+
+impl Drop for RunningRequest<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|requests| *requests -= 1);
+    }
 }
 
 impl std::fmt::Debug for App {
@@ -132,14 +168,36 @@ impl App {
     /// Returns whether this replica may bind: it is ready and its lease is valid.
     #[must_use]
     pub fn may_write(&self) -> bool {
-        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.is_ready() && now < self.leadership.until.load(Ordering::Acquire)
+        self.is_ready() && millis(self.started.elapsed()) < self.leadership.until.load(Ordering::Acquire)
     }
 
-    /// Permits binds for `within` from `begun` on, because the lease was renewed.
-    pub fn lead_until(&self, begun: Duration, within: Duration) {
-        let until = u64::try_from((begun + within).as_millis()).unwrap_or(u64::MAX);
-        self.leadership.until.store(until, Ordering::Release);
+    /// Sends a request that only the leader may send. It is aborted after `timeout`, and when the lease
+    /// was not renewed for so long that another replica may lead soon.
+    pub async fn while_leading<T>(
+        &self,
+        timeout: Duration,
+        request: impl Future<Output = T>,
+    ) -> Result<T, RequestAborted> {
+        let _running = RunningRequest::begin(&self.leadership.requests);
+        let mut request = std::pin::pin!(request);
+        let timed_out = self.started.elapsed() + timeout;
+        loop {
+            // Each renewal defers this moment.
+            let abort_at = Duration::from_millis(self.leadership.abort_at.load(Ordering::Acquire));
+            let left = abort_at.min(timed_out).saturating_sub(self.started.elapsed());
+            if left.is_zero() {
+                return Err(RequestAborted);
+            }
+            if let Ok(answer) = tokio::time::timeout(left, &mut request).await {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Permits binds, because the lease was renewed by a write that began at `begun`.
+    pub fn lead_until(&self, begun: Duration, timing: LeaseTiming) {
+        self.leadership.until.store(millis(begun + timing.renew_within), Ordering::Release);
+        self.leadership.abort_at.store(millis(begun + timing.abort_within()), Ordering::Release);
         self.metrics.set_leading(true);
     }
 
@@ -148,12 +206,16 @@ impl App {
         self.leadership.ready.store(ready, Ordering::Release);
     }
 
-    /// Ends the leadership of this replica.
+    /// Ends the leadership of this replica. Its running requests end by themselves or are aborted.
     pub fn follow(&self) {
         self.set_ready(false);
         self.leadership.until.store(0, Ordering::Release);
         self.metrics.set_leading(false);
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl StateAccess for App {

@@ -18,8 +18,8 @@ use super::extender::{BadCall, Body, read};
 use crate::notices::NoticeReason;
 use crate::state::{BindOrder, BindOutcome, BindRefusal, BindStep};
 
-/// Timeout of a call to the API server. The leader may bind for 5 s after a renewal, so a Binding
-/// ends within the 8 s after which another replica may take over.
+/// Timeout of a call to the API server. A Binding is also aborted before another replica may take
+/// over.
 const API_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The reason why a pod was not bound. kube-scheduler gets the text.
@@ -161,7 +161,7 @@ impl App {
             node: args.node.clone(),
             annotations,
         };
-        match tokio::time::timeout(API_TIMEOUT, binding.send(&self.client)).await {
+        match self.while_leading(API_TIMEOUT, binding.send(&self.client)).await {
             Ok(Ok(())) => (BindOutcome::Bound, None),
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, error).await,
             Ok(Err(error)) => {

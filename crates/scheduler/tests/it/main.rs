@@ -12,8 +12,10 @@ mod filter;
 mod fixtures;
 mod hostile;
 mod interleavings;
+mod leadership;
 mod pages;
 mod preempt;
 mod quota;
+
 mod server;
 mod tls;

@@ -34,8 +34,8 @@ const PODS: &str = "/api/v1/namespaces/team/pods";
 pub(crate) struct Replica {
     pub(crate) app: Arc<App>,
     pub(crate) router: Router,
-    task: JoinHandle<()>,
-    stop: Option<oneshot::Sender<()>>,
+    pub(crate) task: JoinHandle<()>,
+    pub(crate) stop: Option<oneshot::Sender<()>>,
 }
 
 impl Replica {
@@ -305,7 +305,10 @@ async fn no_binding_is_sent_if_the_lease_expires_while_the_pod_is_read() {
     replica.task.abort();
     let pod = make(&api, &whole("p", 1));
     api.hold_requests();
-    let lead_for = |within| replica.app.lead_until(replica.app.now().steady, within);
+    let lead_for = |within| {
+        let timing = LeaseTiming { duration: within, renew_within: within, retry: within };
+        replica.app.lead_until(replica.app.now().steady, timing);
+    };
     lead_for(SOON);
     let runs_out = async {
         eventually(|| api.waiting_requests() > 0).await;

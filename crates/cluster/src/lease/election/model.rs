@@ -1,0 +1,185 @@
+//! A model of candidates whose requests to the API server take time, and the property that no
+//! request of a leader runs while another one leads.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Election, LeaseRecord, LeaseStep, LeaseTiming};
+
+/// Random durations and outcomes of one poll, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Poll {
+    /// Pause before the poll.
+    pause: u64,
+    /// Time from the start of the read until the API server executes it, and from there to the
+    /// answer.
+    read: (u64, u64),
+    /// The same for the write.
+    write: (u64, u64),
+    /// True if the write reaches the API server, and if its answer reaches the candidate.
+    arrives: bool,
+    is_answered: bool,
+}
+
+/// Next event of a candidate.
+#[derive(Clone, Debug)]
+enum Event {
+    Poll,
+    /// The API server executes the read.
+    Read,
+    /// The candidate receives the state of the lease.
+    Found(Option<LeaseRecord>),
+    /// The API server executes a write, if the lease has this version.
+    Write(Attempt, Option<String>),
+    /// The candidate receives the answer to a write: the new version.
+    Wrote(Attempt, Option<String>),
+}
+
+/// A write of the lease.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    begun: Duration,
+    /// Duration of the lease.
+    duration: Duration,
+}
+
+struct Candidate {
+    election: Election,
+    polls: std::vec::IntoIter<Poll>,
+    current: Poll,
+    event: Event,
+    /// Time of `event`.
+    due: Duration,
+    /// Version of the last write, by which the leader renews without a read.
+    version: Option<String>,
+}
+
+struct World {
+    candidates: Vec<Candidate>,
+    lease: Option<LeaseRecord>,
+    versions: u64,
+}
+
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+impl World {
+    /// Executes the next event. Returns its time, or `None` after the last poll.
+    fn step(&mut self) -> Option<Duration> {
+        let number = (0..self.candidates.len()).min_by_key(|number| self.candidates[*number].due)?;
+        let candidate = &mut self.candidates[number];
+        let (now, poll) = (candidate.due, candidate.current);
+        match candidate.event.clone() {
+            Event::Poll => match candidate.version.take().filter(|_| candidate.election.leads(now)) {
+                Some(version) => candidate.write(now, Some(version)),
+                None => candidate.schedule(now + millis(poll.read.0), Event::Read),
+            },
+            Event::Read => {
+                candidate.schedule(now + millis(poll.read.1), Event::Found(self.lease.clone()));
+            }
+            Event::Found(found) => {
+                candidate.election.record_latency(millis(poll.read.0 + poll.read.1));
+                match candidate.election.observe(now, found) {
+                    LeaseStep::Take(version) => candidate.write(now, version),
+                    LeaseStep::Wait => candidate.rest(now)?,
+                }
+            }
+            Event::Write(attempt, version) => {
+                let matches = version == self.lease.as_ref().map(|lease| lease.version.clone());
+                let mut written = None;
+                if matches && poll.arrives {
+                    self.versions += 1;
+                    let version = self.versions.to_string();
+                    written = Some(version.clone());
+                    let holder = candidate.election.identity().to_owned();
+                    self.lease = Some(LeaseRecord { holder, version, duration: attempt.duration });
+                }
+                candidate.schedule(now + millis(poll.write.1), Event::Wrote(attempt, written));
+            }
+            Event::Wrote(attempt, written) => {
+                candidate.election.record_latency(now - attempt.begun);
+                if let Some(version) = written.filter(|_| poll.is_answered) {
+                    candidate.election.record_write(attempt.begun, attempt.duration);
+                    candidate.version = Some(version);
+                }
+                candidate.rest(now)?;
+            }
+        }
+        Some(now)
+    }
+
+    /// Returns the number of candidates that may have requests at the API server.
+    fn active(&self, now: Duration) -> usize {
+        let is_active = |candidate: &&Candidate| {
+            candidate.election.held(now).is_some_and(|(since, timing)| since < timing.abort_within())
+        };
+        self.candidates.iter().filter(is_active).count()
+    }
+}
+
+impl Candidate {
+    fn write(&mut self, now: Duration, version: Option<String>) {
+        let attempt = Attempt { begun: now, duration: self.election.next_duration() };
+        self.schedule(now + millis(self.current.write.0), Event::Write(attempt, version));
+    }
+
+    fn schedule(&mut self, due: Duration, event: Event) {
+        self.due = due;
+        self.event = event;
+    }
+
+    /// Schedules the next poll. Returns `None` if there is none.
+    fn rest(&mut self, now: Duration) -> Option<()> {
+        self.current = self.polls.next()?;
+        // Half of the polls come when the election asks for them, the others at any time.
+        let pause = if self.current.pause % 2 == 0 {
+            self.election.next_poll(now)
+        } else {
+            millis(self.current.pause)
+        };
+        self.schedule(now + pause, Event::Poll);
+        Some(())
+    }
+}
+
+fn polls() -> impl Strategy<Value = Vec<Poll>> {
+    let delay = || prop_oneof![4 => 0..40u64, 1 => 0..900u64, 1 => 0..4000u64];
+    let poll = (0..3000u64, (delay(), delay()), (delay(), delay()), 0..6u8).prop_map(
+        |(pause, read, write, luck)| Poll { pause, read, write, arrives: luck > 0, is_answered: luck > 1 },
+    );
+    prop::collection::vec(poll, 2..80)
+}
+
+proptest! {
+    #[test]
+    fn never_has_two_leaders(
+        scripts in prop::collection::vec(polls(), 3),
+        seconds in 1..4u32,
+        deleted in 0..400usize,
+    ) {
+        let timing = LeaseTiming::with_duration(seconds);
+        let first = LeaseRecord { holder: "c0".into(), version: "0".into(), duration: timing.duration };
+        let candidates = scripts.into_iter().enumerate().map(|(number, script)| {
+            let mut election = Election::new(format!("c{number}"), timing);
+            if number == 0 {
+                election.record_write(Duration::ZERO, timing.duration);
+            } else {
+                election.observe(Duration::ZERO, Some(first.clone()));
+            }
+            let mut polls = script.into_iter();
+            let current = polls.next().unwrap();
+            Candidate { election, polls, current, event: Event::Poll, due: millis(current.pause), version: None }
+        });
+        let mut world = World { candidates: candidates.collect(), lease: Some(first.clone()), versions: 0 };
+        for step in 0.. {
+            if step == deleted {
+                world.lease = None;
+            }
+            let Some(now) = world.step() else { break };
+            let active = world.active(now);
+            prop_assert!(active <= 1, "{active} candidates may have requests at {now:?}");
+        }
+    }
+}
