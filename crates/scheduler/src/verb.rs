@@ -7,4 +7,5 @@ pub mod inspect;
 mod node_hint;
 pub mod preempt;
 pub mod prioritize;
+mod sample;
 pub mod verdict_cache;

@@ -1,5 +1,7 @@
 //! The state's side of [`Admission`]: finds the node and the quota that apply to a pod.
 
+use std::collections::HashSet;
+
 use tessera_core::admission::{Admission, NodeMismatch, NodeOffer, PodQuery, QuotaState, RejectReason};
 use tessera_core::ledger::NodePosition;
 use tessera_core::request::PodRequest;
@@ -80,6 +82,22 @@ impl NodeScorer<'_> {
         let request = self.pod.request(node.spec.unit);
         let query = PodQuery { namespace: self.pod.namespace, request: &request, policy: &self.pod.policy };
         Admission { offer: node.offer(self.pod), query, quota: self.quota }.score_from(cached)
+    }
+
+    /// Returns whether a node fits that is not among these, by its GPUs, CPU and memory.
+    pub(super) fn fits_elsewhere<'n>(&mut self, offered: impl Iterator<Item = &'n str>) -> bool {
+        let offered: HashSet<&str> = offered.collect();
+        let ledger = self.state.ledger();
+        ledger.positions_in(0..ledger.positions()).any(|position| {
+            let Some(node) = self.state.readable_at(position) else { return false };
+            let request = self.pod.request(node.spec.unit);
+            let has_room = node.state.cpu_left() >= request.cpu && node.state.memory_left() >= request.memory;
+            if !has_room || offered.contains(node.state.node().name.0.as_str()) {
+                return false;
+            }
+            let cached = self.verdicts.verdict(self.state, position);
+            cached.is_ok() && self.apply_quota(position, cached).is_ok()
+        })
     }
 
     /// Returns the verdicts to the cache.

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 use tessera_core::admission::RejectReason;
+use tessera_core::units::PodUid;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::PodSpec;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
+use super::sample::MIN_SAMPLE;
 use super::verdict_cache::VerdictCache;
 use crate::state::State;
 
@@ -23,6 +25,8 @@ pub struct FilterVerdicts<'a> {
     reason_texts: Vec<ReasonText>,
     /// Number of rejected nodes by kind of reason.
     pub reasons: BTreeMap<&'static str, u64>,
+    /// Error of the answer, after which kube-scheduler offers other nodes. Empty if it need not.
+    error: String,
 }
 
 /// The text of a reason, formatted once for all nodes that share it.
@@ -89,6 +93,17 @@ impl State {
                 }
                 Err(reason) => verdicts.reject(name, reason),
             }
+        }
+        let offered = verdicts.rejected.len();
+        if fitting.is_empty()
+            && offered >= MIN_SAMPLE
+            && scorer.fits_elsewhere(args.names())
+            && cache.should_search_on(&PodUid(args.pod.metadata.uid.clone()))
+        {
+            verdicts.error = format!(
+                "none of the {offered} nodes that kube-scheduler offered has suitable GPUs, but another node has; \
+                 kube-scheduler will try other nodes"
+            );
         }
         scorer.finish(cache);
         verdicts.fit = fitting.len();
@@ -160,7 +175,7 @@ impl<'a> FilterVerdicts<'a> {
         let unresolvable = Reasons { of: self, may_resolve: false };
         answer.serialize_field("FailedNodes", &failed)?;
         answer.serialize_field("FailedAndUnresolvableNodes", &unresolvable)?;
-        answer.serialize_field("Error", "")?;
+        answer.serialize_field("Error", &self.error)?;
         answer.end()
     }
 }

@@ -12,9 +12,11 @@ use tessera_core::admission::{Admission, NodeMismatch, NodeOffer, PodQuery};
 use tessera_core::forecast::Forecast;
 use tessera_core::ledger::{NodePosition, Revision};
 use tessera_core::placement::Policy;
+use tessera_core::units::PodUid;
 use tessera_wire::tessera::parsed_pod::{ParsedPod, RequestShape};
 
 use super::node_hint::NodeHint;
+use super::sample::SampleMisses;
 use crate::state::{State, StateId};
 
 /// Shapes kept; the least recently used one is dropped first. A verdict takes 32 bytes, so 64 shapes of
@@ -30,6 +32,7 @@ pub struct VerdictCache {
     /// The most recently used shape is last.
     shapes: Mutex<Vec<ShapeVerdicts>>,
     hint: Mutex<NodeHint>,
+    misses: Mutex<SampleMisses>,
 }
 
 /// The verdicts of all nodes on pods of one shape.
@@ -100,6 +103,11 @@ impl VerdictCache {
         }
         prepared.reverse();
         prepared
+    }
+
+    /// Counts a sample without a node that fits. Returns whether the pod should try another sample.
+    pub(super) fn should_search_on(&self, pod: &PodUid) -> bool {
+        self.misses.lock().unwrap_or_else(PoisonError::into_inner).should_search_on(pod)
     }
 
     fn shapes(&self) -> MutexGuard<'_, Vec<ShapeVerdicts>> {

@@ -16,6 +16,7 @@ mod leadership;
 mod pages;
 mod preempt;
 mod quota;
+mod sample;
 
 mod server;
 mod tls;
