@@ -93,12 +93,18 @@ impl Site {
     /// Starts kube-scheduler with the shipped configuration, in which only the addresses are
     /// replaced.
     fn kube_scheduler(&self, front: &Front) -> Result<Component> {
+        self.shipped_kube_scheduler("kube-scheduler", front.address)
+    }
+
+    /// Starts kube-scheduler under this name with the shipped configuration and an extender at this
+    /// address.
+    fn shipped_kube_scheduler(&self, name: &str, extender: SocketAddr) -> Result<Component> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         let configuration = shipped
             .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
             .replace("leaderElect: true", "leaderElect: false");
-        self.start_kube_scheduler("kube-scheduler", configuration, &kubeconfig, front)
+        self.start_kube_scheduler(name, configuration, &kubeconfig, extender)
     }
 
     /// Starts a kube-scheduler with a shipped configuration and the address of our Service.
@@ -107,11 +113,11 @@ impl Site {
         name: &str,
         configuration: String,
         kubeconfig: &str,
-        front: &Front,
+        extender: SocketAddr,
     ) -> Result<Component> {
         let service = "http://tessera-scheduler.kube-system.svc:12345";
         ensure!(configuration.contains(service), "the shipped configuration names another address");
-        let configuration = configuration.replace(service, &format!("http://{}", front.address));
+        let configuration = configuration.replace(service, &format!("http://{extender}"));
         self.cluster.start_configured_scheduler(name, &configuration, kubeconfig)
     }
 

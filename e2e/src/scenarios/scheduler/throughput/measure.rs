@@ -1,0 +1,141 @@
+//! One measurement: pods wait, kube-scheduler starts, and the time between the first and the last
+//! binding counts.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use tessera_cluster::LeanPod;
+
+use super::{
+    super::Site,
+    contender::{Contender, PodKind},
+    requests::ApiRequests,
+};
+
+/// Time in which all pods must be bound.
+const WITHIN: Duration = Duration::from_secs(300);
+
+/// Number of concurrent deletions.
+const CONCURRENT_DELETIONS: usize = 32;
+
+const KUBE_SCHEDULER: &str = "kube-scheduler";
+const EXTENDER: &str = "extender";
+
+/// Result of one measurement.
+pub(super) struct Measured {
+    /// Bound pods per second.
+    pub(super) rate: f64,
+    /// CPU time per pod in milliseconds, by program.
+    cpu: Vec<(&'static str, f64)>,
+    /// Requests to the API server per pod.
+    requests: String,
+}
+
+impl Measured {
+    /// Returns the CPU time per pod of kube-scheduler and the extender, in milliseconds.
+    pub(super) fn scheduling_cpu(&self) -> f64 {
+        let programs = self.cpu.iter().filter(|(program, _)| [KUBE_SCHEDULER, EXTENDER].contains(program));
+        programs.map(|(_, spent)| spent).sum()
+    }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} pods/s; ms of CPU per pod:", self.rate)?;
+        self.cpu.iter().try_for_each(|(program, spent)| write!(f, " {program} {spent:.2}"))?;
+        write!(f, "; requests per pod: {}", self.requests)
+    }
+}
+
+/// Schedules the pods of one kind and deletes them again.
+pub(super) async fn measure(
+    site: &Site,
+    contender: &Contender,
+    kind: PodKind,
+    name: &str,
+    pods: usize,
+) -> Result<Measured> {
+    let waiting = (0..pods).map(|index| contender.pod(&format!("{name}-{index:05}"), kind));
+    site.cluster.create_all(&site.cluster.pods(), waiting).await?;
+    let running = contender.start(site, name).await?;
+    let programs = [
+        (KUBE_SCHEDULER, running.scheduler.id()),
+        (EXTENDER, running.extender.as_ref().and_then(|extender| extender.id())),
+        ("kube-apiserver", site.cluster.api_server.id()),
+        ("etcd", site.cluster.etcd.id()),
+    ];
+    let requests = ApiRequests::read(site).await?;
+    let mut before = Vec::new();
+    let began = || before = programs.map(|(_, id)| cpu_seconds(id)).to_vec();
+    let what = format!("the pods of {name} to be bound");
+    let seconds = site.harness.complete(&what, WITHIN, watch(site, pods, began)).await?;
+    let intervals = f64::from(u32::try_from(pods - 1)?);
+    let cpu = programs
+        .iter()
+        .zip(before)
+        .map(|((program, id), before)| (*program, (cpu_seconds(*id) - before) * 1000.0 / intervals))
+        .collect();
+    let requests = ApiRequests::read(site).await?.since(&requests, f64::from(u32::try_from(pods)?));
+    running.scheduler.kill()?;
+    if let Some(extender) = &running.extender {
+        extender.stop().await?;
+    }
+    delete_all(site).await?;
+    Ok(Measured { rate: intervals / seconds, cpu, requests })
+}
+
+/// Deletes all pods, so that every measurement begins with empty nodes.
+async fn delete_all(site: &Site) -> Result<()> {
+    let (pods, at_once) = (site.cluster.pods(), DeleteParams::default().grace_period(0));
+    let present = pods.list_metadata(&ListParams::default()).await?.items;
+    let deletions = present.iter().map(|pod| async {
+        pods.delete(pod.metadata.name.as_deref().unwrap_or_default(), &at_once).await.map(drop)
+    });
+    stream::iter(deletions).buffer_unordered(CONCURRENT_DELETIONS).try_collect::<()>().await?;
+    Ok(())
+}
+
+/// Returns the CPU time of a process in seconds. The kernel counts hundredths of a second.
+fn cpu_seconds(id: Option<u32>) -> f64 {
+    let stat = id.and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok()).unwrap_or_default();
+    // The process name may contain any character, so the numbers are read after its closing
+    // bracket. User and system time are the 12th and 13th of them.
+    let (_, numbers) = stat.rsplit_once(')').unwrap_or_default();
+    let spent = numbers.split_whitespace().skip(11).take(2).filter_map(|number| number.parse::<f64>().ok());
+    spent.sum::<f64>() / 100.0
+}
+
+/// Returns the seconds from the first to the last binding. Calls `began` at the first one.
+async fn watch(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
+    let api: Api<LeanPod> = Api::default_namespaced(site.cluster.client());
+    let mut states = pin!(watcher(api, watcher::Config::default()).default_backoff().applied_objects());
+    let mut began = Some(began);
+    let mut first = None;
+    let mut placed = BTreeSet::new();
+    while let Some(pod) = states.try_next().await? {
+        if pod.spec.node_name.is_empty() {
+            continue;
+        }
+        let now = Instant::now();
+        let first = *first.get_or_insert(now);
+        if let Some(began) = began.take() {
+            began();
+        }
+        placed.extend(pod.metadata.name);
+        if placed.len() == pods {
+            return Ok(now.duration_since(first).as_secs_f64());
+        }
+    }
+    bail!("the watch ended after {} of {pods} pods", placed.len())
+}
