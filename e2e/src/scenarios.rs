@@ -160,8 +160,14 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "scheduler-replay",
+        "the openb trace on the real kube-scheduler: allocated GPUs with samples of nodes and with all nodes",
+        Enclosed(scheduler::replay),
+        OnRequest
+    ),
+    scenario!(
         "scheduler-throughput",
-        "pods per second of kube-scheduler with the extender and without it",
+        "pods per second of kube-scheduler with the shipped configuration and of a stock kube-scheduler",
         Enclosed(scheduler::throughput),
         OnRequest
     ),

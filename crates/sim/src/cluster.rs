@@ -36,6 +36,20 @@ pub struct Experiment {
     pub target: WorkloadKnowledge,
 }
 
+impl Experiment {
+    /// Returns the pods in the order of their arrival for one seed.
+    #[must_use]
+    pub fn arrivals(&self, seed: u64) -> Vec<&SimPod> {
+        arrivals::arrivals(&self.pods, self.gpu_count(), self.fill, &mut arrivals::Draws::new(seed))
+    }
+
+    /// Returns the number of GPUs of the cluster.
+    #[must_use]
+    pub fn gpu_count(&self) -> usize {
+        self.nodes.iter().map(|node| node.gpus().len()).sum()
+    }
+}
+
 /// How much a forecasting policy knows of the workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkloadKnowledge {

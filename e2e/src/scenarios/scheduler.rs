@@ -9,6 +9,7 @@ mod inspect;
 mod kills;
 mod pods;
 mod random;
+mod replay;
 mod second;
 mod throughput;
 mod together;
@@ -16,10 +17,11 @@ mod together;
 use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::{
     Api,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::json;
 
@@ -28,10 +30,13 @@ use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
     dialects::run as dialects, inspect::run as inspect, kills::run as kills, random::run as random,
-    throughput::run as throughput, together::run as together,
+    replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);
+
+/// Number of concurrent deletions.
+const CONCURRENT_DELETIONS: usize = 32;
 
 /// User of the scheduler, to which `deploy/scheduler/rbac.yaml` grants rights.
 const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
@@ -67,6 +72,17 @@ impl Site {
         self.cluster.create_shipped(&format!("scheduler/{file}")).await
     }
 
+    /// Deletes all pods, so that the next measurement begins with empty nodes.
+    async fn delete_all_pods(&self) -> Result<()> {
+        let (pods, at_once) = (self.cluster.pods(), DeleteParams::default().grace_period(0));
+        let present = pods.list_metadata(&ListParams::default()).await?.items;
+        let deletions = present.iter().map(|pod| async {
+            pods.delete(pod.metadata.name.as_deref().unwrap_or_default(), &at_once).await.map(drop)
+        });
+        stream::iter(deletions).buffer_unordered(CONCURRENT_DELETIONS).try_collect::<()>().await?;
+        Ok(())
+    }
+
     /// Starts a replica that uses the API server, or a proxy in front of it.
     fn replica(&self, name: &str, kubeconfig: Option<&Path>) -> Result<Replica> {
         let own = self.cluster.kubeconfig(USER, "e2e")?;
@@ -99,11 +115,17 @@ impl Site {
     /// Starts kube-scheduler under this name with the shipped configuration and an extender at this
     /// address.
     fn shipped_kube_scheduler(&self, name: &str, extender: SocketAddr) -> Result<Component> {
+        self.edited_kube_scheduler(name, extender, "")
+    }
+
+    /// Does the same with further lines in the configuration.
+    fn edited_kube_scheduler(&self, name: &str, extender: SocketAddr, lines: &str) -> Result<Component> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         let configuration = shipped
             .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
-            .replace("leaderElect: true", "leaderElect: false");
+            .replace("leaderElect: true", "leaderElect: false")
+            + lines;
         self.start_kube_scheduler(name, configuration, &kubeconfig, extender)
     }
 

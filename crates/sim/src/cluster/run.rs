@@ -48,7 +48,7 @@ const CURVE_STEP: f64 = 0.5;
 #[must_use]
 pub fn run(experiment: &Experiment, policy: FillPolicy, seed: u64) -> FillResult {
     let mut draws = Draws::new(seed);
-    let gpu_count: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
+    let gpu_count = experiment.gpu_count();
     let pods = arrivals(&experiment.pods, gpu_count, experiment.fill, &mut draws);
     let mut order: Vec<&Arc<Node>> = experiment.nodes.iter().collect();
     draws.shuffle(&mut order);

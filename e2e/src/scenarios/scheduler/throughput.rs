@@ -17,14 +17,14 @@ use super::Site;
 use crate::harness::Harness;
 
 /// Cluster sizes in nodes with 8 GPUs. The environment variable `TESSERA_E2E_NODES` sets others.
-const NODES: &str = "500";
+const NODES: &str = "100,500,5000";
 
 /// Pods of one measurement. The environment variable `TESSERA_E2E_PODS` sets another number.
-const PODS: usize = 1000;
+const PODS: usize = 1500;
 
 /// Rounds in which the contenders alternate. The environment variable `TESSERA_E2E_ROUNDS` sets
 /// another number.
-const ROUNDS: usize = 1;
+const ROUNDS: usize = 2;
 
 /// CPU time of kube-scheduler and the extender for a pod that requests GPUs, at most, as a multiple of what
 /// a stock kube-scheduler needs. Rates are only reported: on a busy machine they vary too much.

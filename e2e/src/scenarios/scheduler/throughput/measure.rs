@@ -9,10 +9,9 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::TryStreamExt;
 use kube::{
     Api,
-    api::{DeleteParams, ListParams},
     runtime::{WatchStreamExt, watcher},
 };
 use tessera_cluster::LeanPod;
@@ -25,9 +24,6 @@ use super::{
 
 /// Time in which all pods must be bound.
 const WITHIN: Duration = Duration::from_secs(300);
-
-/// Number of concurrent deletions.
-const CONCURRENT_DELETIONS: usize = 32;
 
 const KUBE_SCHEDULER: &str = "kube-scheduler";
 const EXTENDER: &str = "extender";
@@ -91,19 +87,8 @@ pub(super) async fn measure(
     if let Some(extender) = &running.extender {
         extender.stop().await?;
     }
-    delete_all(site).await?;
+    site.delete_all_pods().await?;
     Ok(Measured { rate: intervals / seconds, cpu, requests })
-}
-
-/// Deletes all pods, so that every measurement begins with empty nodes.
-async fn delete_all(site: &Site) -> Result<()> {
-    let (pods, at_once) = (site.cluster.pods(), DeleteParams::default().grace_period(0));
-    let present = pods.list_metadata(&ListParams::default()).await?.items;
-    let deletions = present.iter().map(|pod| async {
-        pods.delete(pod.metadata.name.as_deref().unwrap_or_default(), &at_once).await.map(drop)
-    });
-    stream::iter(deletions).buffer_unordered(CONCURRENT_DELETIONS).try_collect::<()>().await?;
-    Ok(())
 }
 
 /// Returns the CPU time of a process in seconds. The kernel counts hundredths of a second.
