@@ -1,7 +1,7 @@
 //! What is compared: a stock kube-scheduler, the shipped configuration, and any other extender whose
 //! configuration is given as files.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{fmt, fs, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context, Result};
 use axum::http::Uri;
@@ -56,6 +56,8 @@ pub(super) enum PodKind {
 pub(super) struct Running {
     pub(super) scheduler: Component,
     pub(super) extender: Option<Component>,
+    /// Address of our extender, which counts its calls.
+    pub(super) counts_calls_at: Option<SocketAddr>,
 }
 
 impl Contender {
@@ -95,18 +97,20 @@ impl Contender {
     pub(super) async fn start(&self, site: &Site, name: &str) -> Result<Running> {
         Ok(match &self.extender {
             Extender::None => {
-                Running { scheduler: site.cluster.start_scheduler(name, json!({}))?, extender: None }
+                let scheduler = site.cluster.start_scheduler(name, json!({}))?;
+                Running { scheduler, extender: None, counts_calls_at: None }
             }
             Extender::Shipped => {
                 let replica = site.replica(&format!("{name}-extender"), None)?;
                 site.ready(&replica).await?;
                 let scheduler = site.shipped_kube_scheduler(name, replica.address)?;
-                Running { scheduler, extender: Some(replica.component) }
+                let counts_calls_at = Some(replica.address);
+                Running { scheduler, extender: Some(replica.component), counts_calls_at }
             }
             Extender::Peer(peer) => {
                 let extender = peer.start_extender(site, name).await?;
                 let scheduler = site.cluster.start_scheduler(name, peer.configuration.clone())?;
-                Running { scheduler, extender }
+                Running { scheduler, extender, counts_calls_at: None }
             }
         })
     }

@@ -19,7 +19,7 @@ use tessera_cluster::LeanPod;
 use super::{
     super::Site,
     contender::{Contender, PodKind},
-    requests::ApiRequests,
+    requests::{ApiRequests, extender_calls},
 };
 
 /// Time in which all pods must be bound.
@@ -36,6 +36,8 @@ pub(super) struct Measured {
     cpu: Vec<(&'static str, f64)>,
     /// Requests to the API server per pod.
     requests: String,
+    /// Calls of our extender per pod.
+    calls: String,
 }
 
 impl Measured {
@@ -50,7 +52,8 @@ impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.0} pods/s; ms of CPU per pod:", self.rate)?;
         self.cpu.iter().try_for_each(|(program, spent)| write!(f, " {program} {spent:.2}"))?;
-        write!(f, "; requests per pod: {}", self.requests)
+        write!(f, "; requests per pod: {}", self.requests)?;
+        if self.calls.is_empty() { Ok(()) } else { write!(f, "; calls per pod: {}", self.calls) }
     }
 }
 
@@ -82,13 +85,18 @@ pub(super) async fn measure(
         .zip(before)
         .map(|((program, id), before)| (*program, (cpu_seconds(*id) - before) * 1000.0 / intervals))
         .collect();
-    let requests = ApiRequests::read(site).await?.since(&requests, f64::from(u32::try_from(pods)?));
+    let pod_count = f64::from(u32::try_from(pods)?);
+    let requests = ApiRequests::read(site).await?.since(&requests, pod_count);
+    let calls = match running.counts_calls_at {
+        Some(address) => extender_calls(address, pod_count).await?,
+        None => String::new(),
+    };
     running.scheduler.kill()?;
     if let Some(extender) = &running.extender {
         extender.stop().await?;
     }
     site.delete_all_pods().await?;
-    Ok(Measured { rate: intervals / seconds, cpu, requests })
+    Ok(Measured { rate: intervals / seconds, cpu, requests, calls })
 }
 
 /// Returns the CPU time of a process in seconds. The kernel counts hundredths of a second.

@@ -1,10 +1,10 @@
-//! The requests that the API server has answered, by its own count.
+//! The requests that the API server and our extender have answered, by their own count.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::super::Site;
+use super::super::{Site, front};
 
 /// Requests per pod below which a kind of request is not reported.
 const FEW: f64 = 0.05;
@@ -59,6 +59,28 @@ impl ApiRequests {
         }
         lines.join(", ")
     }
+}
+
+/// Describes the calls that our extender has answered, by its own count: their number per pod and their mean
+/// duration.
+pub(super) async fn extender_calls(address: SocketAddr, pods: f64) -> Result<String> {
+    let page = front::get(address, "/metrics").await.context("the extender serves no metrics")?;
+    let mut calls: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for line in page.lines() {
+        let Some(rest) = line.strip_prefix("tessera_scheduler_call_seconds_") else { continue };
+        let Some((family, rest)) = rest.split_once("{verb=\"") else { continue };
+        let Some((verb, value)) = rest.split_once("\"} ") else { continue };
+        let entry = calls.entry(verb.to_owned()).or_default();
+        match family {
+            "count" => entry.0 = value.trim().parse()?,
+            "sum" => entry.1 = value.trim().parse()?,
+            _ => {}
+        }
+    }
+    let calls = calls.iter().filter(|(_, (count, _))| *count > 0.0).map(|(verb, (count, seconds))| {
+        format!("{verb} {:.2} of {:.3} ms", count / pods, seconds / count * 1000.0)
+    });
+    Ok(calls.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
