@@ -132,6 +132,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
         library: installed,
         without_library,
         allow_opt_out: arguments.allow_opt_out,
+        allow_ceiling_changes: arguments.allow_ceiling_changes,
         meaning: arguments.share_means.into(),
         kill_escaped: arguments.kill_escaped,
     }

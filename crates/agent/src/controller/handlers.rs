@@ -207,7 +207,7 @@ impl Agent {
             return;
         }
         let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
-        self.grants.reconcile(now, holdings, self.settings.isolation.meaning, only, actions);
+        self.grants.reconcile(now, holdings, &self.settings.isolation, only, actions);
         for (uid, pod) in self.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
             let missing = missing_annotations(now, holdings, &self.grants, uid, pod);
             self.patches.reconcile(now, uid, pod, missing, actions);

@@ -121,6 +121,11 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = SHARES)]
     pub(super) allow_opt_out: bool,
 
+    /// Follow changes of the annotation tencent.com/vcuda-core-limit while a container runs; the
+    /// admission policy permits them in namespaces labelled tessera.dev/ceiling-changes=allowed
+    #[arg(long, help_heading = SHARES)]
+    pub(super) allow_ceiling_changes: bool,
+
     /// Kill processes that use GPUs or GPU memory that they were not granted
     #[arg(long, help_heading = SHARES)]
     pub(super) kill_escaped: bool,

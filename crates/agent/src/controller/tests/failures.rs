@@ -185,6 +185,8 @@ fn a_full_disk_refuses_the_start_and_the_next_attempt_works() {
 #[test]
 fn limits_that_could_not_be_written_are_written_later() {
     let mut world = World::new();
+    world.settings.isolation.allow_ceiling_changes = true;
+    world.restart_agent();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.check();
     let mut pod = world.pods["u"].clone();
