@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Pod, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Namespace, Pod, Volume, VolumeMount};
 use kube::{
     Api,
     api::{ListParams, LogParams, Patch, PatchParams},
@@ -91,8 +91,13 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
 
     // The limit of one running container is raised. That of the other one stays.
     stage.wait_until_served().await?;
-    let patch = json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } });
-    stage.cluster.pods().patch("large", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    let label = json!({ "metadata": { "labels": { "tessera.dev/ceiling-changes": "allowed" } } });
+    let namespaces: Api<Namespace> = Api::all(stage.cluster.client());
+    namespaces.patch("default", &PatchParams::default(), &Patch::Merge(label)).await?;
+    let patch =
+        Patch::Merge(json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } }));
+    let raise = async || Ok(stage.cluster.pods().patch("large", &PatchParams::default(), &patch).await.ok());
+    stage.harness.wait_for("the label of the namespace to take effect", SOON, raise).await?;
     let ceilings = async || {
         let of = async |name: &str| -> Result<u32> {
             Ok(stage.limits(&stage.pod(name).await?.metadata.uid, "main")?.gpus[0].compute_ceiling_percent)

@@ -41,8 +41,6 @@ const PAGES: &str = "127.0.0.1:5678";
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
     pub(super) agent: Component,
-    /// Kubeconfig of the agent.
-    pub(super) kubeconfig: PathBuf,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// File that describes the GPUs.
@@ -60,10 +58,16 @@ impl Stage {
         let grants = harness.state("grants")?;
         cluster.create_shipped("agent/rbac.yaml").await?;
         cluster.create_shipped("agent/admission-policy.yaml").await?;
-        let kubeconfig = cluster.service_account_kubeconfig(ACCOUNT, &node.name).await?;
+        cluster.create_shipped("agent/pod-policy.yaml").await?;
+        let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
         let program = harness
             .tessera()?
-            .arguments(["agent", "--dialects=nvidia,gputopology,gpushare,vcuda", "--quiet-time=3"])
+            .arguments([
+                "agent",
+                "--dialects=nvidia,gputopology,gpushare,vcuda",
+                "--quiet-time=3",
+                "--allow-ceiling-changes",
+            ])
             .argument(format!("--node-name={}", node.name))
             .argument(format!("--kubeconfig={}", kubeconfig.display()))
             .argument(format!("--gpus=simulated:{}", gpus.display()))
@@ -82,7 +86,6 @@ impl Stage {
         let stage = Self {
             harness: harness.clone(),
             agent,
-            kubeconfig,
             node,
             cluster: Arc::new(cluster),
             gpus,
