@@ -60,6 +60,13 @@ impl Stage {
         cluster.create_shipped("agent/admission-policy.yaml").await?;
         cluster.create_shipped("agent/pod-policy.yaml").await?;
         let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
+        let mounted = harness
+            .tessera()?
+            .arguments(["mount-grants", "--size-mib=16"])
+            .argument(format!("--grants={}", grants.display()))
+            .command()
+            .output()?;
+        ensure!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
         let program = harness
             .tessera()?
             .arguments([

@@ -214,6 +214,31 @@ fn limits_that_could_not_be_written_are_written_later() {
 }
 
 #[test]
+fn a_growing_account_file_is_reported_to_its_owner_now_and_then() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    let mut grows_at = |second, uid: &str| {
+        let grew = Event::AccountFileGrew((uid.into(), "main".to_owned()), 1 << 30);
+        world.agent.handle(at(second), grew)
+    };
+    let first = grows_at(100, "u");
+    assert_eq!(
+        warnings(&first),
+        [
+            "a container made its account file grow; the file was cut pod=team/p container=main detail=1048576 KiB"
+        ]
+    );
+    let reason = |action: &Action| match action {
+        Action::RecordPodEvent { reason, .. } => Some(*reason),
+        _ => None,
+    };
+    assert_eq!(first.iter().find_map(reason), Some("AccountFileGrew"));
+    assert_eq!(grows_at(101, "u"), []);
+    assert_eq!(grows_at(101, "unknown"), []);
+    assert_eq!(grows_at(701, "u").len(), 2);
+}
+
+#[test]
 fn a_refusal_names_the_failed_list() {
     let mut world = World::new();
     world.bind(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]);
