@@ -52,14 +52,8 @@ pub(in crate::scenarios) struct Stage {
 impl Stage {
     pub(in crate::scenarios) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
-        let node = cluster.add_node(1).await?;
-        let gpus = harness.state("gpus")?.join("gpus.json");
-        fs::write(&gpus, inventory::print(&eight_gpus()))?;
+        // The node copies the mounts that exist when it starts.
         let grants = harness.state("grants")?;
-        cluster.create_shipped("agent/rbac.yaml").await?;
-        cluster.create_shipped("agent/admission-policy.yaml").await?;
-        cluster.create_shipped("agent/pod-policy.yaml").await?;
-        let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
         let mounted = harness
             .tessera()?
             .arguments(["mount-grants", "--size-mib=16"])
@@ -67,6 +61,13 @@ impl Stage {
             .command()
             .output()?;
         ensure!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+        let node = cluster.add_node(1).await?;
+        let gpus = harness.state("gpus")?.join("gpus.json");
+        fs::write(&gpus, inventory::print(&eight_gpus()))?;
+        cluster.create_shipped("agent/rbac.yaml").await?;
+        cluster.create_shipped("agent/admission-policy.yaml").await?;
+        cluster.create_shipped("agent/pod-policy.yaml").await?;
+        let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
         let program = harness
             .tessera()?
             .arguments([
