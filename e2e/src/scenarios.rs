@@ -8,6 +8,7 @@ mod device_plugin;
 mod extender;
 mod pod_runs;
 mod restarts;
+mod rights;
 mod scheduler;
 mod self_test;
 
@@ -85,6 +86,12 @@ static SCENARIOS: &[Scenario] = &[
         "agent",
         "the agent serves every dialect: grants are followed, allocations agree, health is reported",
         Enclosed(agent::dialects),
+        Always
+    ),
+    scenario!(
+        "rights",
+        "an agent's token writes nothing but its own fields, owners cannot lift their limits; installed in another namespace",
+        Enclosed(rights::run),
         Always
     ),
     scenario!(

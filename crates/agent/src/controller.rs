@@ -23,6 +23,7 @@ mod isolation;
 mod kubelet;
 mod ledger_cache;
 mod limits;
+mod overruns;
 mod pods;
 mod pre_start;
 mod publications;
@@ -55,8 +56,9 @@ pub use self::{
 };
 use self::{
     admission::Admissions, calls::PendingCalls, diagnostics::Diagnostics, grants::GrantDirectories,
-    holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView, ledger_cache::LedgerCache, pods::Pods,
-    publications::NodePublication, reconcile::PodPatches, usage_check::UsageCheck,
+    holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView, ledger_cache::LedgerCache,
+    overruns::AccountOverruns, pods::Pods, publications::NodePublication, reconcile::PodPatches,
+    usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.
@@ -83,6 +85,7 @@ pub struct Agent {
     publication: NodePublication,
     diagnostics: Diagnostics,
     usage: UsageCheck,
+    overruns: AccountOverruns,
     /// Number of changes of pods and GPUs.
     revision: u64,
     /// Reports that came up while a call was answered. They follow the answer.
@@ -106,6 +109,7 @@ impl Agent {
             publication: NodePublication::default(),
             diagnostics: Diagnostics::default(),
             usage: UsageCheck::default(),
+            overruns: AccountOverruns::default(),
             revision: 0,
             notices: Vec::new(),
         }

@@ -1,6 +1,7 @@
 //! Carries out what the [controller](crate::controller) says: tasks, sockets, files and the API
 //! server. Decides nothing.
 
+mod account_file;
 mod account_reader;
 mod arbiter;
 mod cluster;
@@ -14,7 +15,7 @@ mod standalone;
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -39,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use self::{account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin};
 pub use self::{
     cluster::{Cluster, ClusterEvent},
+    grants::grants_memory,
     library::install_library,
     sampler::{Sampler, Sampling, sample_gpu},
     standalone::{Standalone, StandaloneError},
@@ -117,6 +119,13 @@ pub async fn run<C: Cluster>(
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);
     let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
+    if grants.memory().is_none() {
+        tracing::warn!(
+            directory = %grants_memory(Path::new(&settings.grants)).display(),
+            "no tmpfs is mounted here, so containers with shares can fill the disk of the grants; \
+             run tessera mount-grants before the agent, as deploy/agent does"
+        );
+    }
     let arbiter = Arbiter::start(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
     let accounts = AccountReader::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;

@@ -22,6 +22,15 @@ pub enum ConnectError {
         /// Cause, from the client library.
         why: Box<KubeconfigError>,
     },
+    /// The kubeconfig is not YAML of the expected form. The error carries no text of the file, because
+    /// the file contains credentials.
+    #[error("cannot use the kubeconfig{}: it is not valid YAML of a kubeconfig{}; `kubectl config view` checks it", of(path), at(*place))]
+    Malformed {
+        /// Path of the kubeconfig, if it is known.
+        path: Option<PathBuf>,
+        /// Line and column, if they are known.
+        place: Option<(u64, u64)>,
+    },
     /// The kubeconfig has no context of this name.
     #[error("context {0:?} does not exist; `kubectl config get-contexts` lists those there are")]
     Context(String),
@@ -51,6 +60,21 @@ pub enum ConnectError {
 struct Unreached {
     server: http::Uri,
     why: String,
+}
+
+fn of(path: &Option<PathBuf>) -> String {
+    path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default()
+}
+
+fn at(place: Option<(u64, u64)>) -> String {
+    place.map(|(line, column)| format!(" at line {line}, column {column}")).unwrap_or_default()
+}
+
+/// Returns the error without the text of the file, if the file could not be parsed.
+fn malformed(error: &KubeconfigError, path: Option<&Path>) -> Option<ConnectError> {
+    let KubeconfigError::Parse(why) = error else { return None };
+    let place = why.location().map(|location| (location.line(), location.column()));
+    Some(ConnectError::Malformed { path: path.map(Path::to_owned), place })
 }
 
 /// Returns what is wrong with the kubeconfig, with its path, for a process outside a pod.
@@ -84,7 +108,8 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
         let path = path.to_owned();
         move |source: KubeconfigError| match (source, context) {
             (KubeconfigError::LoadContext(_), Some(context)) => ConnectError::Context(context.to_owned()),
-            (source, _) => ConnectError::Kubeconfig { path, why: Box::new(source) },
+            (source, _) => malformed(&source, Some(&path))
+                .unwrap_or_else(|| ConnectError::Kubeconfig { path, why: Box::new(source) }),
         }
     };
     let config = match (kubeconfig, context) {
@@ -96,7 +121,12 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
         (None, Some(_)) => {
             Config::from_kubeconfig(&options).await.map_err(unusable(Path::new("of the user")))?
         }
-        (None, None) => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
+        (None, None) => Config::infer().await.map_err(|source| {
+            let cause = std::error::Error::source(&source).and_then(|cause| cause.downcast_ref());
+            cause
+                .and_then(|cause| malformed(cause, None))
+                .unwrap_or_else(|| ConnectError::Nowhere(Box::new(source)))
+        })?,
     };
     client(config)
 }
@@ -143,9 +173,34 @@ mod tests {
         std::fs::write(file.path(), "no: [yaml").unwrap();
         let broken = refusal(file.path()).await;
         let begin = format!("cannot use the kubeconfig {}: ", file.path().display());
-        assert!(broken.starts_with(&begin) && broken.contains("line 1"), "{broken}");
+        assert!(broken.starts_with(&begin) && broken.contains("at line 1, column "), "{broken}");
         std::fs::write(file.path(), "apiVersion: v1\nkind: Config").unwrap();
         let empty = refusal(file.path()).await;
         assert!(empty.starts_with(&begin) && empty.contains("context"), "{empty}");
+    }
+
+    #[tokio::test]
+    async fn an_error_in_a_kubeconfig_shows_no_text_of_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let user = "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    token: SECRET";
+        for broken in [
+            format!("{user}\n   bad: [\n"),
+            format!("{user}: x\n"),
+            format!("{user}\nclusters: SECRET\n"),
+            format!("{user}\ncontexts:\n- name: SECRET\n  context: SECRET\n"),
+            "SECRET".to_owned(),
+            "token: \"SECRET".to_owned(),
+        ] {
+            std::fs::write(file.path(), &broken).unwrap();
+            let error = connect(Some(file.path())).await.err().unwrap();
+            for text in
+                [format!("{error}"), format!("{error:?}"), format!("{:#}", anyhow::Error::from(error))]
+            {
+                assert!(!text.contains("SECRET"), "{broken:?}: {text}");
+            }
+        }
+        std::fs::write(file.path(), format!("{user}\nclusters: SECRET\n")).unwrap();
+        let text = refusal(file.path()).await;
+        assert!(text.contains("at line 7, column 11"), "{text}");
     }
 }

@@ -156,6 +156,17 @@ impl NodeClient {
         Ok(listed.items.into_iter().map(lean_pod).collect())
     }
 
+    /// Returns the container runtime of the node and its version, such as `containerd://2.0.1`.
+    pub async fn container_runtime(&self) -> Result<String, WriteFailure> {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        let parameters = ListParams::default().fields(&self.this_node());
+        let listed = with_timeout(self.timeouts.read, nodes.list(&parameters)).await?;
+        let node = listed.items.into_iter().next();
+        let info = node.and_then(|node| node.status?.node_info);
+        let missing = || WriteFailure::Gone(format!("node {} reports no container runtime", self.node));
+        info.map(|info| info.container_runtime_version).filter(|text| !text.is_empty()).ok_or_else(missing)
+    }
+
     /// Sets annotations of a pod. Fails with [`WriteFailure::Gone`] if another pod has its name.
     pub async fn patch_pod(
         &self,
@@ -291,6 +302,7 @@ mod tests {
         };
         let outcomes = [
             agent.read_pods().await.map(drop),
+            agent.container_runtime().await.map(drop),
             agent.patch_pod("team", "p", "u", &BTreeMap::new()).await,
             agent
                 .patch_node(&BTreeMap::from([("a".into(), "b".into())]), &BTreeMap::new(), &BTreeMap::new())

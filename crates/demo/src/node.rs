@@ -142,6 +142,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
             }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
+            allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,
             kill_escaped: false,
         },

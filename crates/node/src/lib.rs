@@ -4,7 +4,7 @@
 //! [`gpus`] discovers and samples GPUs, through NVML or from a description. [`device_plugin`]
 //! serves devices to the kubelet and keeps the plugin registered. [`pod_resources`] asks the
 //! kubelet which container holds which device. [`processes`] finds the owner of a process.
-//! [`open_files`] raises the limit of open files. This crate does not use the Kubernetes API.
+//! [`open_files`] raises the limit of open files, [`tmpfs`] mounts memory. This crate does not use the Kubernetes API.
 
 #![warn(missing_docs)]
 
@@ -13,3 +13,4 @@ pub mod gpus;
 pub mod open_files;
 pub mod pod_resources;
 pub mod processes;
+pub mod tmpfs;

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod health_checks;
+mod injection;
 mod instance_type;
 pub(crate) mod old_flags;
 
@@ -22,7 +23,7 @@ use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::{Registration, Strategy};
+use self::arguments::Registration;
 use crate::{host, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -44,10 +45,14 @@ async fn serve(arguments: Arguments) -> Result<()> {
             "unknown word in --disable-health-checks is ignored; write all, xids or numbers of XIDs"
         );
     }
-    let mut settings = settings(&arguments)?;
+    let (labels, advertise) = (labels(&arguments.node_labels)?, advertised(&arguments)?);
     let listen = address(&arguments)?;
     let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
+    let node = NodeClient::new(client, arguments.node_name.clone());
+    let gpus = arguments.gpus.open();
+    let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
+    let mut settings = AgentSettings { labels, advertise, ..settings(&arguments, by_cdi)? };
     let listener = match listen {
         Some(address) => Some(host::listen(address).await?),
         None => None,
@@ -59,12 +64,11 @@ async fn serve(arguments: Arguments) -> Result<()> {
     if let (None, Some(url)) = (&settings.instance_type, &arguments.instance_type_url) {
         settings.instance_type = instance_type::fetch(url).await;
     }
-    let gpus = arguments.gpus.open();
     settings.injection.device_nodes = gpus.have_device_nodes();
     let ports = Ports {
         gpus: Arc::from(gpus),
         watch_health: arguments.health_check && !arguments.disable_health_checks.all,
-        cluster: Arc::new(NodeClient::new(client, arguments.node_name)),
+        cluster: Arc::new(node),
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
         listen: listener.map(|(listener, _)| listener),
         sampling,
@@ -80,10 +84,9 @@ async fn serve(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns the settings of the agent that follow from the flags alone.
-fn settings(arguments: &Arguments) -> Result<AgentSettings> {
+/// Returns the settings of the agent that follow from the flags, without labels and address.
+fn settings(arguments: &Arguments, by_cdi: bool) -> Result<AgentSettings> {
     let grants = std::path::absolute(&arguments.grants)?;
-    let by_cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri);
     Ok(AgentSettings {
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
@@ -98,9 +101,9 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
             cgpu_disabled: false,
         },
         registration: registration(arguments),
-        labels: labels(&arguments.node_labels)?,
-        advertise: advertised(arguments)?,
-        isolation: isolation(arguments, &grants),
+        labels: BTreeMap::new(),
+        advertise: None,
+        isolation: isolation(arguments, &grants, by_cdi),
         grants: grants.display().to_string(),
         instance_type: arguments.instance_type.clone(),
         quiet_time: Duration::from_secs(arguments.quiet_time),
@@ -110,10 +113,10 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
 
 /// Installs the library where containers can mount it. A failure is logged here, and later for
 /// every container that needs the library.
-fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
+fn isolation(arguments: &Arguments, grants: &Path, by_cdi: bool) -> Isolation {
     let beside = || Ok(std::env::current_exe()?.with_file_name(InstalledLibrary::FILE));
     let library = arguments.library.clone().map_or_else(beside, Ok);
-    let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
+    let cdi = by_cdi.then_some(&*arguments.cdi_directory);
     let installed = library
         .map_err(|error: std::io::Error| LibraryError::OwnPath(error.to_string()))
         .and_then(|library| install_library(&library, grants, cdi));
@@ -132,6 +135,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
         library: installed,
         without_library,
         allow_opt_out: arguments.allow_opt_out,
+        allow_ceiling_changes: arguments.allow_ceiling_changes,
         meaning: arguments.share_means.into(),
         kill_escaped: arguments.kill_escaped,
     }

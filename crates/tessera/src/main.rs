@@ -10,6 +10,7 @@ mod host;
 mod inventory;
 mod log;
 mod metrics;
+mod mount_grants;
 mod place;
 mod scheduler;
 mod simulate;
@@ -48,6 +49,7 @@ enum Command {
     Demo(demo::Arguments),
     Inventory(inventory::Arguments),
     Metrics(metrics::Arguments),
+    MountGrants(mount_grants::Arguments),
     Place(place::Arguments),
     Scheduler(scheduler::Arguments),
     Simulate(simulate::Arguments),
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Metrics(arguments) => metrics::run(arguments),
+        Command::MountGrants(arguments) => mount_grants::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Scheduler(arguments) => scheduler::run(arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),

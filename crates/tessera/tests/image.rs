@@ -84,4 +84,16 @@ fn the_image_is_complete_and_reproducible() {
             .arg("--version"),
     );
     assert_eq!(version.trim(), format!("tessera {}", env!("CARGO_PKG_VERSION")));
+
+    let bill = json(&at("image.cdx.json"));
+    assert_eq!(bill, json(&at("again.cdx.json")), "two bills of the same files differ");
+    assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
+    assert_eq!(bill["metadata"]["component"]["name"], "tessera");
+    let names: Vec<&str> = bill["components"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|component| component["name"].as_str().unwrap())
+        .collect();
+    assert!(["tessera-interpose", "tokio", loader].iter().all(|name| names.contains(name)), "{names:?}");
 }

@@ -108,19 +108,27 @@ impl Cluster {
         self.authority.kubeconfig(&self.server, user, group)
     }
 
-    /// Returns a kubeconfig with the token of a pod of this service account in `kube-system` on
-    /// this node.
-    pub(crate) async fn service_account_kubeconfig(&self, account: &str, node: &str) -> Result<PathBuf> {
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), "kube-system");
-        let bound = serde_json::json!({ "spec": {
+    /// Returns a kubeconfig with a token of this service account, like that of its pod on this node.
+    /// Without a node, the token names none.
+    pub(crate) async fn service_account_kubeconfig(
+        &self,
+        namespace: &str,
+        account: &str,
+        node: Option<&str>,
+    ) -> Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
+        let mut spec = serde_json::json!({
             "audiences": [],
             "expirationSeconds": TOKEN_LIFETIME_SECONDS,
-            "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": node },
-        } });
-        let request = serde_json::from_value(bound)?;
+        });
+        if let Some(name) = node {
+            spec["boundObjectRef"] = serde_json::json!({ "apiVersion": "v1", "kind": "Node", "name": name });
+        }
+        let request = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
         let made = accounts.create_token_request(account, &PostParams::default(), &request).await?;
         let token = made.status.context("a token request without an answer")?.token;
-        self.authority.kubeconfig_of_token(&self.server, account, &token)
+        let name = format!("{namespace}-{account}-{}", node.unwrap_or("nowhere"));
+        self.authority.kubeconfig_of_token(&self.server, &name, &token)
     }
 
     /// Adds a node that runs pods. `number` selects its networks.

@@ -8,7 +8,6 @@ mod library;
 mod misnamed;
 mod outage;
 mod pods;
-mod rights;
 mod rounds;
 mod situations;
 mod stage;
@@ -32,7 +31,7 @@ pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     health::withdrawn_and_back(&stage).await?;
     allocations::check(&stage).await?;
     harness.note("all allocations agree");
-    rights::end_at_the_node(&stage).await
+    Ok(())
 }
 
 /// Agent and kubelet are killed while pods start and end.

@@ -187,7 +187,7 @@ impl Agent {
             self.ledger.pod_changed(uid);
         }
         let pod = self.pods.get(&uid)?;
-        let (meaning, gpus) = (self.settings.isolation.meaning, self.inventory.gpus());
+        let (isolation, gpus) = (&self.settings.isolation, self.inventory.gpus());
         let limits: Result<Vec<ContainerLimits>, CallError> = self
             .holdings()
             .of_pod(&uid, pod)
@@ -195,7 +195,8 @@ impl Agent {
             // An init container and a main container with equal requests hold the same devices, so
             // either of them may be the one that starts.
             .filter(|held| holders.iter().any(|(_, container)| *container == held.grant.container))
-            .filter_map(|held| container_limits(meaning, gpus, &uid, pod, held).transpose())
+            .filter_map(|held| container_limits(isolation.meaning, gpus, &uid, pod, held).transpose())
+            .map(|limits| limits.map(|limits| self.grants.granted(limits, isolation)))
             .collect();
         match limits {
             Ok(limits) => {

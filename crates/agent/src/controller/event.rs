@@ -15,7 +15,7 @@ use tessera_wire::{
 
 #[cfg(doc)]
 use super::Action;
-use super::{ContainerLimits, ShellError, UsageSample};
+use super::{ContainerLimits, PodContainer, ShellError, UsageSample};
 
 /// Time of an event, on a monotonic clock and by the calendar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub enum Event {
     GrantsCreated(CallId, Result<(), ShellError>),
     /// Result of [`Action::UpdateGrant`].
     GrantUpdated(Box<ContainerLimits>, Result<(), ShellError>),
+    /// A container has made its account file this many bytes large, and the file was cut.
+    AccountFileGrew(PodContainer, u64),
     /// Sample of what containers use.
     UsageSampled(Box<UsageSample>),
     /// Result of [`Action::PatchPod`].

@@ -8,7 +8,7 @@ use std::{
 use tessera_core::units::PodUid;
 
 use super::{
-    Action, CallId, ContainerLimits, EventTime, PodContainer, ShellError, Warning,
+    Action, CallId, ContainerLimits, EventTime, Isolation, PodContainer, ShellError, Warning,
     holdings::{Holdings, Source},
     limits::container_limits,
 };
@@ -25,6 +25,8 @@ pub(super) struct GrantDirectories {
     started: BTreeSet<PodUid>,
     directories: BTreeSet<PodUid>,
     limits: BTreeMap<PodContainer, ContainerLimits>,
+    /// Containers whose limits could not be written.
+    unwritten: BTreeSet<PodContainer>,
     /// Time at which limits that could not be written may be written again.
     retry_at: Option<Duration>,
 }
@@ -68,9 +70,7 @@ impl GrantDirectories {
                 Warning::new("cannot write new limits of a container; the old ones stay, will try again");
             let warning = warning.pod_name(format!("{namespace}/{name}")).container(container);
             actions.push(Action::Warn(warning.error(&reason)));
-            if let Some(known) = self.limits.get_mut(&limits.key()) {
-                known.gpus.clear();
-            }
+            self.unwritten.insert(limits.key());
             self.retry_at = Some(now.elapsed + RETRY_DELAY);
         }
     }
@@ -98,15 +98,26 @@ impl GrantDirectories {
         })
     }
 
+    /// Returns the limits that a container gets: those that follow from its pod now, with the
+    /// ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
+    /// could lift its own limit.
+    pub(super) fn granted(&self, limits: ContainerLimits, isolation: &Isolation) -> ContainerLimits {
+        match self.limits.get(&limits.key()) {
+            Some(known) if !isolation.allow_ceiling_changes => limits.with_ceilings_of(known),
+            _ => limits,
+        }
+    }
+
     /// Updates the limits of running containers that differ from what they should be.
     ///
-    /// They differ if the annotation with the ceiling has changed, or the agent's settings. The
-    /// library raises limits at once, and lowers them as soon as what it holds permits.
+    /// They differ if the agent's settings have changed, or the annotation with the ceiling where
+    /// that is allowed. The library raises limits at once, and lowers them as soon as what it holds
+    /// permits.
     pub(super) fn reconcile(
         &mut self,
         now: EventTime,
         holdings: Holdings<'_>,
-        meaning: tessera_limits::limits::ShareMeaning,
+        isolation: &Isolation,
         only: Option<&PodUid>,
         actions: &mut Vec<Action>,
     ) {
@@ -118,11 +129,12 @@ impl GrantDirectories {
             let held = holdings.of_pod(uid, pod);
             for held in held.iter().filter(|held| held.source != Source::Annotated) {
                 let key = (uid.clone(), held.grant.container.clone());
-                let limits = container_limits(meaning, holdings.gpus, uid, pod, held);
-                if let (Some(known), Ok(Some(limits))) = (self.limits.get_mut(&key), limits)
-                    && *known != limits
-                {
-                    *known = limits.clone();
+                let limits = container_limits(isolation.meaning, holdings.gpus, uid, pod, held);
+                let (Some(known), Ok(Some(limits))) = (self.limits.get(&key), limits) else { continue };
+                let limits = self.granted(limits, isolation);
+                if *known != limits || self.unwritten.contains(&key) {
+                    self.unwritten.remove(&key);
+                    self.limits.insert(key, limits.clone());
                     actions.push(Action::UpdateGrant(Box::new(limits)));
                 }
             }
@@ -134,6 +146,7 @@ impl GrantDirectories {
         let ended = self.directories.extract_if(.., |uid| !active.contains(uid));
         actions.extend(ended.map(Action::RemoveGrants));
         self.limits.retain(|(uid, _), _| active.contains(uid));
+        self.unwritten.retain(|(uid, _)| active.contains(uid));
         self.started.retain(|uid| active.contains(uid));
     }
 }

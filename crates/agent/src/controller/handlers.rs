@@ -70,6 +70,9 @@ impl Agent {
             }
             Event::GrantsOnDisk(pods, limits) => self.grants.found(pods, limits),
             Event::GrantUpdated(limits, outcome) => self.grants.updated(now, &limits, outcome, actions),
+            Event::AccountFileGrew(container, bytes) => {
+                self.overruns.report(now, &self.pods, container, bytes, actions);
+            }
             Event::UsageSampled(sample) => {
                 let granted = Granted {
                     settings: &self.settings,
@@ -207,7 +210,7 @@ impl Agent {
             return;
         }
         let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
-        self.grants.reconcile(now, holdings, self.settings.isolation.meaning, only, actions);
+        self.grants.reconcile(now, holdings, &self.settings.isolation, only, actions);
         for (uid, pod) in self.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
             let missing = missing_annotations(now, holdings, &self.grants, uid, pod);
             self.patches.reconcile(now, uid, pod, missing, actions);
@@ -217,6 +220,7 @@ impl Agent {
             let active: BTreeSet<PodUid> = self.pods.active().map(|(uid, _)| uid.clone()).collect();
             self.grants.remove_ended(&active, actions);
             self.patches.remove_ended(&active);
+            self.overruns.remove_ended(&active);
             self.admissions.retain(|uid| active.contains(uid));
         }
     }

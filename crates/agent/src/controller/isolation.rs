@@ -25,6 +25,9 @@ pub struct Isolation {
     pub without_library: WithoutLibrary,
     /// Whether pods may ask not to be held to their share.
     pub allow_opt_out: bool,
+    /// Whether a change of a running pod's ceiling counts. Otherwise the ceiling stays as it was when
+    /// the container was granted.
+    pub allow_ceiling_changes: bool,
     /// Meaning of a percentage of compute.
     pub meaning: ShareMeaning,
     /// Whether processes that use more than they were granted are killed.
@@ -176,6 +179,7 @@ mod tests {
             library,
             without_library,
             allow_opt_out,
+            allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,
             kill_escaped: false,
         }

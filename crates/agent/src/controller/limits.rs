@@ -34,6 +34,17 @@ impl ContainerLimits {
     pub(super) fn key(&self) -> (PodUid, String) {
         (self.pod.clone(), self.container.clone())
     }
+
+    /// Returns the same limits with the ceilings that were granted before. GPUs without earlier
+    /// limits keep theirs.
+    pub(super) fn with_ceilings_of(mut self, granted: &Self) -> Self {
+        for gpu in &mut self.gpus {
+            if let Some(before) = granted.gpus.iter().find(|before| before.uuid == gpu.uuid) {
+                gpu.compute_ceiling_percent = before.compute_ceiling_percent.max(gpu.compute_percent);
+            }
+        }
+        self
+    }
 }
 
 /// Returns the limits of a container, or `None` if it has whole GPUs.

@@ -21,11 +21,11 @@ use tessera_limits::{
     Bytes, Control, GpuSlot, PerGpu, UuidBytes,
     files::{self, OwnedMapping},
     futex,
-    memory_account::{AccountSnapshot, MemoryAccount, ProcessUsage},
+    memory_account::{AccountSnapshot, ProcessUsage},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Message, Messages, Sampler, arbiter::Arbiter};
+use super::{Message, Messages, Sampler, account_file, arbiter::Arbiter};
 use crate::{
     controller::{AccountSample, Event, PodContainer, UsageSample},
     exporter::{ContainerKey, ShareReport, ShareReports},
@@ -64,6 +64,10 @@ struct Account {
     gpus: Vec<GpuUuid>,
     contents: AccountSnapshot,
     totals: ProcessTotals,
+    /// Number of times that the file was larger than an account.
+    overruns: u64,
+    /// Size in bytes at which the file was cut since the last report.
+    overrun: Option<u64>,
 }
 
 /// Totals of a container's processes. They only grow, although the slots of ended processes are reused.
@@ -162,6 +166,9 @@ fn measure(
     let mut reports = ShareReports::new();
     let mut read = Vec::new();
     for (whose, account) in accounts {
+        if let Some(bytes) = account.overrun.take() {
+            let _ended = messages.send(Message::Event(Event::AccountFileGrew(whose.clone(), bytes)));
+        }
         if account.is_in_use() || on_gpus.contains(whose) {
             read.push(account.compare(whose));
         }
@@ -178,6 +185,7 @@ fn measure(
                     throttled_seconds: seconds(*waited),
                     waits: *waits,
                     denied_bytes: denied.0,
+                    account_overruns: account.overruns,
                     ..report
                 };
             }
@@ -203,6 +211,8 @@ impl Account {
             gpus: Vec::new(),
             contents: AccountSnapshot::default(),
             totals: ProcessTotals::default(),
+            overruns: 0,
+            overrun: None,
         };
         account.read();
         Ok(account)
@@ -211,10 +221,9 @@ impl Account {
     /// Reads the account file. Closes the control mapping when the container has no processes and no uncharged
     /// memory.
     fn read(&mut self) {
-        let size = size_of::<MemoryAccount>() as u64;
-        // The container can write to this file, which is on the host's disk, so its size is limited here.
-        if self.file.metadata().is_ok_and(|file| file.len() > size) {
-            let _truncated = self.file.set_len(size);
+        if let Some(bytes) = account_file::cut(&self.file) {
+            self.overruns += 1;
+            self.overrun = Some(bytes);
         }
         self.contents.read(|bytes, place| self.file.read_at(bytes, place));
         self.totals.add(self.contents.process_usage());

@@ -75,6 +75,7 @@ fn busy_node() -> Stage {
         denied_bytes: 4096,
         window_seconds: 2.5,
         windows: 125,
+        account_overruns: 2,
     };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
     stage.meter.report(ShareReports::from([((key, uuid(0).as_str().into()), report)]), 1.0, 1.0);

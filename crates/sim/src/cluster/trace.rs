@@ -30,6 +30,9 @@ pub enum TraceError {
         /// Description of the expected value.
         expected: &'static str,
     },
+    /// A quoted cell has no end, so it swallows the rest of the file.
+    #[error("line {0}: a quoted cell begins here and does not end; add the closing quote")]
+    UnclosedQuote(u64),
     /// The text is not valid CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
@@ -155,6 +158,9 @@ struct Row {
 
 impl Table {
     fn read(text: &str) -> Result<Self, TraceError> {
+        if let Some(line) = unclosed_quote(text) {
+            return Err(TraceError::UnclosedQuote(line));
+        }
         let mut reader = ReaderBuilder::new().trim(Trim::All).flexible(true).from_reader(text.as_bytes());
         let titles = reader.headers()?.iter().enumerate();
         let columns = titles.map(|(position, title)| (title.to_owned(), position)).collect();
@@ -172,6 +178,27 @@ impl Table {
         let position = *self.columns.get(title).ok_or(TraceError::Column(title))?;
         Ok(Column { title, position })
     }
+}
+
+/// Returns the line, counted from 1, of a quote that opens a cell and is never closed. The CSV reader
+/// ends such a cell at the end of the text without an error.
+fn unclosed_quote(text: &str) -> Option<u64> {
+    let (mut line, mut opened_at, mut starts_cell) = (1, None, true);
+    let mut bytes = text.bytes().peekable();
+    while let Some(byte) = bytes.next() {
+        match (byte, opened_at) {
+            (b'"', None) if starts_cell => opened_at = Some(line),
+            // Two quotes in a quoted cell stand for one.
+            (b'"', Some(_)) if bytes.peek() == Some(&b'"') => {
+                bytes.next();
+            }
+            (b'"', Some(_)) => opened_at = None,
+            _ => {}
+        }
+        starts_cell = opened_at.is_none() && matches!(byte, b',' | b'\n' | b'\r');
+        line += u64::from(byte == b'\n');
+    }
+    opened_at
 }
 
 /// Returns the line of a record. The reader counts empty lines before a record as part of it.
@@ -250,5 +277,20 @@ mod tests {
             error(&format!("{header}a,1,2,1,1000\r\n \r\n\r\nb,1,2\r\n")),
             "line 5, column \"num_gpu\": found \"\", expected a whole number that fits"
         );
+    }
+
+    #[test]
+    fn a_quote_without_an_end_is_an_error() {
+        let header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n";
+        let read = |rows: &str| pods(&format!("{header}{rows}")).map(|pods| pods.len());
+        let text = "line 3: a quoted cell begins here and does not end; add the closing quote";
+        for rows in
+            ["a,1,2,0,0\n\"b,1,2,0,0\nc,1,2,0,0\n", "a,1,2,0,0\n\"b\"\",1,2,0,0\n", "a,1,2,0,0\nb,\"1"]
+        {
+            assert_eq!(read(rows).unwrap_err().to_string(), text, "{rows}");
+        }
+        for rows in ["\"a\",1,2,0,0\nb\"c,1,2,0,0\n", "\"a\"\"\nb\",\"1\",2,0,0\n\"\",1,2,0,0\n"] {
+            assert_eq!(read(rows).unwrap(), 2, "{rows}");
+        }
     }
 }

@@ -60,8 +60,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WHICH", help_heading = HANDED, value_enum, default_value = "uuid", alias = "device-id-strategy")]
     pub(super) visible_devices: VisibleName,
 
-    /// How containers receive their GPUs: by NVIDIA_VISIBLE_DEVICES, or by CDI names
-    #[arg(long, value_name = "HOW", help_heading = HANDED, value_enum, default_value = "envvar")]
+    /// How containers receive their GPUs and the library
+    #[arg(long, value_name = "HOW", help_heading = HANDED, value_enum, default_value = "auto")]
     pub(super) device_list_strategy: Strategy,
 
     /// CDI kind of the GPUs
@@ -121,6 +121,11 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = SHARES)]
     pub(super) allow_opt_out: bool,
 
+    /// Follow changes of the annotation tencent.com/vcuda-core-limit while a container runs; the
+    /// admission policy permits them in namespaces labelled tessera.dev/ceiling-changes=allowed
+    #[arg(long, help_heading = SHARES)]
+    pub(super) allow_ceiling_changes: bool,
+
     /// Kill processes that use GPUs or GPU memory that they were not granted
     #[arg(long, help_heading = SHARES)]
     pub(super) kill_escaped: bool,
@@ -130,7 +135,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WHAT", help_heading = SHARES, value_enum, default_value = "time")]
     pub(super) share_means: ShareMeans,
 
-    /// Directory where the runtime reads CDI devices, for --device-list-strategy cdi-cri
+    /// Directory where the runtime reads CDI devices; /etc/cdi is read too
     #[arg(long, value_name = "DIRECTORY", help_heading = HANDED, default_value = "/var/run/cdi")]
     pub(super) cdi_directory: PathBuf,
 
@@ -188,7 +193,11 @@ pub(super) enum VisibleName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum Strategy {
+    /// By CDI if the container runtime has it and a specification names the GPUs, else envvar
+    Auto,
+    /// By NVIDIA_VISIBLE_DEVICES, and the library by mounts
     Envvar,
+    /// By CDI names
     CdiCri,
 }
 

@@ -29,10 +29,15 @@ fn objects(part: &str) -> Vec<(PathBuf, Value)> {
     found
 }
 
-/// Returns the containers that run `tessera`.
+/// Returns the containers that run `tessera` for as long as their pod.
 fn containers(part: &str) -> Vec<Value> {
+    containers_in(part, "containers")
+}
+
+/// Returns the containers in a field of the pods that run `tessera`.
+fn containers_in(part: &str, field: &str) -> Vec<Value> {
     let pods = objects(part).into_iter().map(|(_, object)| object["spec"]["template"]["spec"].clone());
-    let all = pods.flat_map(|pod| pod["containers"].as_array().cloned().unwrap_or_default());
+    let all = pods.flat_map(|pod| pod[field].as_array().cloned().unwrap_or_default());
     all.filter(|container| container["image"].as_str().is_some_and(|image| image.starts_with("tessera:")))
         .collect()
 }
@@ -66,7 +71,8 @@ fn fatal_errors_agree_in_code_alert_and_documentation() {
 fn the_image_has_the_version_of_the_program() {
     let image = concat!("tessera:", env!("CARGO_PKG_VERSION"));
     for part in ["agent", "scheduler"] {
-        assert!(containers(part).iter().all(|container| container["image"] == image), "{part}: not {image}");
+        let all = [containers(part), containers_in(part, "initContainers")].concat();
+        assert!(all.iter().all(|container| container["image"] == image), "{part}: not {image}");
     }
     let page = std::fs::read_to_string(folder().join("../docs/install.md")).unwrap();
     assert!(page.contains(image), "docs/install.md: not {image}");
@@ -93,7 +99,7 @@ fn the_program_accepts_the_flags_of_the_manifests() {
     for part in ["agent", "scheduler"] {
         let all = containers(part);
         assert!(!all.is_empty(), "{part}");
-        for container in all {
+        for container in [all, containers_in(part, "initContainers")].concat() {
             let arguments = container["args"].as_array().unwrap().iter();
             // Flags before --help are parsed first, and a wrong one is an error.
             let arguments = arguments.map(|argument| argument.as_str().unwrap()).chain(["--help"]);
@@ -145,4 +151,44 @@ fn both_configurations_of_kube_scheduler_call_the_extender_alike() {
     let second: Value = serde_saphyr::from_str(map["data"]["configuration.yaml"].as_str().unwrap()).unwrap();
     assert_eq!(edit["extenders"], second["extenders"]);
     assert_eq!(edit["percentageOfNodesToScore"], second["percentageOfNodesToScore"]);
+}
+
+/// An overlay changes namespaces of objects, but not those in expressions. Only the ConfigMaps that
+/// other tools read stay in `kube-system`.
+#[test]
+fn admission_policies_do_not_depend_on_the_namespace_of_the_installation() {
+    for part in ["agent", "scheduler"] {
+        for (path, object) in objects(part) {
+            if object["kind"] != "ValidatingAdmissionPolicy" {
+                continue;
+            }
+            let text = object.to_string().replace("request.namespace == 'kube-system'", "");
+            let text = text.replace("ConfigMap kube-system/unhealthy-gpu-", "");
+            assert!(!text.contains("kube-system"), "{}: {text}", path.display());
+        }
+    }
+}
+
+/// The policies and the program name the same annotations and the same right.
+#[test]
+fn admission_policies_know_the_keys_of_grants() {
+    let policies: Vec<String> = ["agent", "scheduler"]
+        .into_iter()
+        .flat_map(objects)
+        .map(|(_, object)| object.to_string())
+        .filter(|text| text.contains("predicate-"))
+        .collect();
+    assert_eq!(policies.len(), 2);
+    for key in [
+        "tessera[.]dev/grant",
+        "ALIYUN_COM_GPU_.*",
+        "tencent[.]com/predicate-.*",
+        "tencent[.]com/gpu-assigned",
+    ] {
+        assert!(policies.iter().all(|text| text.contains(key)), "{key}");
+    }
+    let (_, role) = objects("agent").into_iter().find(|(_, object)| object["kind"] == "ClusterRole").unwrap();
+    let right =
+        serde_json::json!({ "apiGroups": ["tessera.dev"], "resources": ["grants"], "verbs": ["write"] });
+    assert!(role["rules"].as_array().unwrap().contains(&right), "{role}");
 }

@@ -5,6 +5,7 @@ const COMMANDS: &[&[&str]] = &[
     &["demo"],
     &["inventory"],
     &["metrics"],
+    &["mount-grants"],
     &["place"],
     &["scheduler"],
     &["simulate", "cluster"],

@@ -1,5 +1,7 @@
 //! The node annotation `tessera.dev/inventory`, in which an agent publishes the GPUs of its node.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use tessera_core::gpu::{Gpu, Health};
 use tessera_core::gpu_set::GpuSet;
@@ -37,6 +39,9 @@ pub enum BadInventory {
         "{KEY}: found link {0}, expected [i, j, PCIe level or null, NVLinks] with i < j among the GPUs listed"
     )]
     Link(String),
+    /// Two GPUs have the same UUID, so grants by UUID would be ambiguous.
+    #[error("{KEY}: found GPU {0} twice, expected a UUID of its own for each GPU")]
+    Duplicate(String),
     /// A GPU has implausibly much memory.
     #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MAX_GPU_MEMORY.0)]
     Memory {
@@ -127,6 +132,10 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
     {
         return Err(BadInventory::Memory { uuid: uuid.clone(), memory_mib: *memory_mib });
     }
+    let mut seen = BTreeSet::new();
+    if let Some(entry) = document.gpus.iter().find(|entry| !seen.insert(entry.uuid.as_str())) {
+        return Err(BadInventory::Duplicate(entry.uuid.clone()));
+    }
     let entries = (0u8..).zip(document.gpus).take(count);
     let gpus: Vec<Gpu> = entries
         .map(|(index, entry)| Gpu {
@@ -195,6 +204,8 @@ mod tests {
         let vast =
             r#"{"memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1073741825}]}"#;
         assert!(error(vast).ends_with("GPU a has 1073741825 MiB, expected at most 1073741824"));
+        let twice = r#"{"memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1},{"uuid":"a","minor":1,"model":"x","memoryMiB":1}]}"#;
+        assert!(error(twice).ends_with("found GPU a twice, expected a UUID of its own for each GPU"));
         for link in [r#"[0,1,"SYS",0]"#, r#"[0,0,"SYS",0]"#, r#"[0,1,"FAST",0]"#, r#"[9,200,null,1]"#] {
             assert!(
                 error(&format!("{{{gpus},\"links\":[{link}]}}")).contains("expected [i, j, PCIe level"),

@@ -79,11 +79,17 @@ async fn compare(stage: &Stage) -> Result<()> {
     ensure!(ledger.overbooked().is_empty(), "overbooked: {:?}", ledger.overbooked());
     let in_usage: BTreeSet<String> = usage.keys().cloned().collect();
     ensure!(in_usage == holders, "the agent counts {in_usage:?}, the pods are {holders:?}");
-    let directories: BTreeSet<String> = fs::read_dir(&stage.grants)?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .filter(|name| name.as_ref().is_ok_and(|name| name != ".library"))
-        .collect::<Result<_>>()?;
-    ensure!(directories == sharing, "there are grants of {directories:?}, the pods are {sharing:?}");
+    for place in [stage.grants.clone(), stage.grants.join(".memory")] {
+        let directories: BTreeSet<String> = fs::read_dir(&place)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .filter(|name| name.as_ref().is_ok_and(|name| !name.starts_with('.')))
+            .collect::<Result<_>>()?;
+        let place = place.display();
+        ensure!(
+            directories == sharing,
+            "there are grants of {directories:?} in {place}, the pods are {sharing:?}"
+        );
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Pod, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Namespace, Pod, Volume, VolumeMount};
 use kube::{
     Api,
     api::{ListParams, LogParams, Patch, PatchParams},
@@ -22,6 +22,10 @@ use super::{
     strict,
 };
 use crate::harness::Harness;
+
+/// Script that makes the account file of its container large, forever.
+const FILL: &str =
+    "while true; do dd if=/dev/zero of=/etc/tessera/account bs=1M count=1024 conv=notrunc 2>/dev/null; done";
 
 /// Script that repeats forever: initializes, reads the memory size, allocates pieces of 256 MiB
 /// until the limit, and frees them.
@@ -91,8 +95,13 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
 
     // The limit of one running container is raised. That of the other one stays.
     stage.wait_until_served().await?;
-    let patch = json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } });
-    stage.cluster.pods().patch("large", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    let label = json!({ "metadata": { "labels": { "tessera.dev/ceiling-changes": "allowed" } } });
+    let namespaces: Api<Namespace> = Api::all(stage.cluster.client());
+    namespaces.patch("default", &PatchParams::default(), &Patch::Merge(label)).await?;
+    let patch =
+        Patch::Merge(json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } }));
+    let raise = async || Ok(stage.cluster.pods().patch("large", &PatchParams::default(), &patch).await.ok());
+    stage.harness.wait_for("the label of the namespace to take effect", SOON, raise).await?;
     let ceilings = async || {
         let of = async |name: &str| -> Result<u32> {
             Ok(stage.limits(&stage.pod(name).await?.metadata.uid, "main")?.gpus[0].compute_ceiling_percent)
@@ -103,6 +112,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     both(seen + 2).await?;
     stage.harness.note("the ceiling of a running container was raised, that of the other one is unchanged");
 
+    growing_accounts_are_cut(stage).await?;
     escapes_are_reported(stage, pod("idle", "while true; do sleep 1000; done", "5", "4")?).await?;
 
     let mut crashing = pod("crashing", &format!("{CRASH}{ROUNDS}"), "10", "20")?;
@@ -160,18 +170,51 @@ pub(super) fn show_on_gpu(stage: &Stage, pid: u32) -> Result<PathBuf> {
     Ok(shown)
 }
 
+/// A container fills its account file again and again. Its owner is informed, the file stays in the
+/// tmpfs, and new grants are created.
+async fn growing_accounts_are_cut(stage: &Stage) -> Result<()> {
+    let share = [("tencent.com/vcuda-core", "5"), ("tencent.com/vcuda-memory", "4")];
+    let filler = asking("filler", &[Container::running("main", FILL, &share)]);
+    stage.create_bound(filler, &[("main", &[0])]).await?;
+    let message = event_of(stage, "filler", "AccountFileGrew").await?;
+    ensure!(message.starts_with("container main made /etc/tessera/account "), "{message}");
+    stage.harness.note(&message);
+    let next = asking("next", &[Container::running("main", "sleep 1000", &share)]);
+    stage.create_bound(next, &[("main", &[0])]).await?;
+    stage.cluster.wait_for_phase("next", "Running", SOON).await?;
+    let is_counted = async || {
+        let metrics = stage.page("/metrics").await?;
+        let of_filler = |line: &&str| {
+            line.starts_with("tessera_container_account_overruns_total{") && line.contains("\"filler\"")
+        };
+        Ok(metrics.lines().find(of_filler).filter(|line| !line.ends_with(" 0")).map(|_| ()))
+    };
+    stage.harness.wait_for("the metric of cut account files", SOON, is_counted).await?;
+    let uid = stage.pod("filler").await?.metadata.uid;
+    let place = fs::canonicalize(stage.grants.join(uid))?;
+    ensure!(place.starts_with(stage.grants.join(".memory")), "the grant is at {}", place.display());
+    stage.delete("filler").await?;
+    stage.delete("next").await?;
+    stage.harness.note("a container that fills its account file keeps no other container from starting");
+    Ok(())
+}
+
 /// Waits for the event about an escaped process of a pod.
 pub(super) async fn escape_of(stage: &Stage, pod: &str) -> Result<String> {
+    event_of(stage, pod, "GpuShareEscaped").await
+}
+
+/// Waits for an event of a pod.
+async fn event_of(stage: &Stage, pod: &str, reason: &str) -> Result<String> {
     let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
     let reported = async || {
         let events = events.list(&ListParams::default()).await?;
         let of_it = |event: &Event| {
-            event.reason.as_deref() == Some("GpuShareEscaped")
-                && event.involved_object.name.as_deref() == Some(pod)
+            event.reason.as_deref() == Some(reason) && event.involved_object.name.as_deref() == Some(pod)
         };
         Ok(events.items.into_iter().find(of_it).and_then(|event| event.message))
     };
-    stage.harness.wait_for("an event about the escape", SOON, reported).await
+    stage.harness.wait_for(&format!("the event {reason} of {pod}"), SOON, reported).await
 }
 
 /// Returns a PID of a process of a pod.

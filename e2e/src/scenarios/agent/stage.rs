@@ -41,8 +41,6 @@ const PAGES: &str = "127.0.0.1:5678";
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
     pub(super) agent: Component,
-    /// Kubeconfig of the agent.
-    pub(super) kubeconfig: PathBuf,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// File that describes the GPUs.
@@ -54,16 +52,30 @@ pub(in crate::scenarios) struct Stage {
 impl Stage {
     pub(in crate::scenarios) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
+        // The node copies the mounts that exist when it starts.
+        let grants = harness.state("grants")?;
+        let mounted = harness
+            .tessera()?
+            .arguments(["mount-grants", "--size-mib=16"])
+            .argument(format!("--grants={}", grants.display()))
+            .command()
+            .output()?;
+        ensure!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
         let node = cluster.add_node(1).await?;
         let gpus = harness.state("gpus")?.join("gpus.json");
         fs::write(&gpus, inventory::print(&eight_gpus()))?;
-        let grants = harness.state("grants")?;
         cluster.create_shipped("agent/rbac.yaml").await?;
         cluster.create_shipped("agent/admission-policy.yaml").await?;
-        let kubeconfig = cluster.service_account_kubeconfig(ACCOUNT, &node.name).await?;
+        cluster.create_shipped("agent/pod-policy.yaml").await?;
+        let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
         let program = harness
             .tessera()?
-            .arguments(["agent", "--dialects=nvidia,gputopology,gpushare,vcuda", "--quiet-time=3"])
+            .arguments([
+                "agent",
+                "--dialects=nvidia,gputopology,gpushare,vcuda",
+                "--quiet-time=3",
+                "--allow-ceiling-changes",
+            ])
             .argument(format!("--node-name={}", node.name))
             .argument(format!("--kubeconfig={}", kubeconfig.display()))
             .argument(format!("--gpus=simulated:{}", gpus.display()))
@@ -82,7 +94,6 @@ impl Stage {
         let stage = Self {
             harness: harness.clone(),
             agent,
-            kubeconfig,
             node,
             cluster: Arc::new(cluster),
             gpus,

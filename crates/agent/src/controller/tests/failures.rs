@@ -185,6 +185,8 @@ fn a_full_disk_refuses_the_start_and_the_next_attempt_works() {
 #[test]
 fn limits_that_could_not_be_written_are_written_later() {
     let mut world = World::new();
+    world.settings.isolation.allow_ceiling_changes = true;
+    world.restart_agent();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.check();
     let mut pod = world.pods["u"].clone();
@@ -209,6 +211,31 @@ fn limits_that_could_not_be_written_are_written_later() {
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);
     let again = (102..120).find_map(|second| change(world.agent.handle(at(second), Event::Tick)));
     assert_eq!(again, Some(limits));
+}
+
+#[test]
+fn a_growing_account_file_is_reported_to_its_owner_now_and_then() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    let mut grows_at = |second, uid: &str| {
+        let grew = Event::AccountFileGrew((uid.into(), "main".to_owned()), 1 << 30);
+        world.agent.handle(at(second), grew)
+    };
+    let first = grows_at(100, "u");
+    assert_eq!(
+        warnings(&first),
+        [
+            "a container made its account file grow; the file was cut pod=team/p container=main detail=1048576 KiB"
+        ]
+    );
+    let reason = |action: &Action| match action {
+        Action::RecordPodEvent { reason, .. } => Some(*reason),
+        _ => None,
+    };
+    assert_eq!(first.iter().find_map(reason), Some("AccountFileGrew"));
+    assert_eq!(grows_at(101, "u"), []);
+    assert_eq!(grows_at(101, "unknown"), []);
+    assert_eq!(grows_at(701, "u").len(), 2);
 }
 
 #[test]

@@ -84,9 +84,38 @@ fn a_pod_opts_out_only_if_the_node_allows_it() {
     assert_eq!(world.events.len(), 1);
 }
 
+/// An owner that annotates a running pod, restarts the container or waits for another agent gets no
+/// more than what was granted.
+#[test]
+fn a_running_pod_cannot_lift_its_ceiling() {
+    let mut world = World::new();
+    let mut with_ceiling = pod("p", "u", &[("main", share(30, 20))]);
+    with_ceiling.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), "50".into());
+    world.run(with_ceiling, &[("main", &[2])]).unwrap();
+    let ceiling =
+        |world: &World| world.limits[&("u".to_owned(), "main".to_owned())].gpus[0].compute_ceiling_percent;
+    assert_eq!(ceiling(&world), 50, "the annotation at creation counts");
+    let pod = world.pods.get_mut("u").unwrap();
+    pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), "100".into());
+    let pod = pod.clone();
+    world.event(Event::PodApplied(Box::new(pod)));
+    assert_eq!(ceiling(&world), 50, "while it runs");
+    world.start("u").unwrap();
+    assert_eq!(ceiling(&world), 50, "after a restart of the container");
+    world.restart_agent();
+    world.start("u").unwrap();
+    assert_eq!(ceiling(&world), 50, "after a restart of the agent");
+    world.settings.isolation.allow_ceiling_changes = true;
+    world.restart_agent();
+    assert_eq!(ceiling(&world), 100, "unless the agent allows it");
+    world.check();
+}
+
 #[test]
 fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
     let mut world = World::new();
+    world.settings.isolation.allow_ceiling_changes = true;
+    world.restart_agent();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     let ceiling = |world: &World, uid: &str| {

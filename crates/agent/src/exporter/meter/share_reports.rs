@@ -19,6 +19,8 @@ pub struct ShareReport {
     pub window_seconds: f64,
     /// Number of windows.
     pub windows: u64,
+    /// Number of times the account file was larger than an account, and was cut.
+    pub account_overruns: u64,
 }
 
 /// Reports by container and GPU.
@@ -98,12 +100,15 @@ impl Share {
         let seconds = |now: f64, before: f64| if now >= before { now - before } else { now };
         let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let throttled = seconds(now.throttled_seconds, before.throttled_seconds);
-        let ShareReport { throttled_seconds, waits, denied_bytes, window_seconds, windows } = &mut self.total;
+        let ShareReport { throttled_seconds, waits, denied_bytes, window_seconds, windows, account_overruns } =
+            &mut self.total;
         *throttled_seconds += throttled;
         *waits = waits.saturating_add(count(now.waits, before.waits));
         *denied_bytes = denied_bytes.saturating_add(count(now.denied_bytes, before.denied_bytes));
         *window_seconds += seconds(now.window_seconds, before.window_seconds);
         *windows = windows.saturating_add(count(now.windows, before.windows));
+        *account_overruns =
+            account_overruns.saturating_add(count(now.account_overruns, before.account_overruns));
         throttled
     }
 

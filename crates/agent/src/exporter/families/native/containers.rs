@@ -11,7 +11,7 @@ use crate::exporter::{GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 /// Name, kind, help text and value of a family.
 type Row = (&'static str, MetricKind, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 15] = [
     (
         "tessera_container_memory_used_bytes",
         Gauge,
@@ -90,6 +90,12 @@ const ROWS: [Row; 14] = [
     ("tessera_container_windows_total", Counter, "Number of windows of the container.", |share, _| {
         share.report.map(|report| report.windows).into()
     }),
+    (
+        "tessera_container_account_overruns_total",
+        Counter,
+        "Number of times the container's account file was cut, because the container had made it larger.",
+        |share, _| share.report.map(|report| report.account_overruns).into(),
+    ),
 ];
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
