@@ -18,7 +18,7 @@ mod tenant;
 use tessera_throttle::pacer;
 
 use self::idle_allowance::IdleAllowance;
-use self::tenant::{Running, Tenant};
+use self::tenant::{Cut, Running, Tenant};
 
 /// Length of a window in nanoseconds.
 const QUANTUM: u64 = pacer::QUANTUM.0;
@@ -27,13 +27,13 @@ const QUANTUM: u64 = pacer::QUANTUM.0;
 /// only after this time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
 
-/// Time in nanoseconds that a switch of the GPU to another tenant adds to that tenant's virtual time.
-/// Measured on an H200: 0.3 to 0.4 ms.
-const SWITCH_COST_NS: u64 = 500_000;
+/// Time in nanoseconds that a switch of the GPU to another tenant adds to that tenant's virtual time. A bit
+/// less than the 0.3 to 0.4 ms for which an H200 is idle in a window.
+const SWITCH_COST_NS: u64 = 250_000;
 
-/// Time in nanoseconds that the tenant for which a window is cut pays to the tenant that loses the window:
-/// one more switch and one back.
-const CUT_COST_NS: u64 = 2 * SWITCH_COST_NS;
+/// Longest idle time in nanoseconds of a cut window that the tenant for which it was cut pays to the tenant
+/// that lost the window.
+const MAX_CUT_COST_NS: u64 = 1_000_000;
 
 /// Time in nanoseconds after the end of a window at which a tenant loses the window even though its
 /// work still runs. The tenant is charged until its work has ended.
@@ -192,8 +192,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             }
         }
         let mut actions = Vec::new();
-        let cut = self.running.as_ref().and_then(|running| Some((running.cut_for?, running.tenant)));
-        self.update_open_window(now, &mut actions);
+        let cut = self.update_open_window(now, &mut actions);
         if self.running.is_some() {
             return actions;
         }
@@ -208,9 +207,9 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         // The payment must not change the choice for which the window was cut. It is due even if the tenant
         // wants nothing any more.
-        if let Some((payer, payee)) = cut {
-            self.tenants[payer].charge_occupied(CUT_COST_NS);
-            self.tenants[payee].compensate(CUT_COST_NS);
+        if let Some(Cut { loser, winner, idle }) = cut {
+            self.tenants[winner].charge_occupied(idle);
+            self.tenants[loser].compensate(idle);
         }
         actions
     }
@@ -234,9 +233,10 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         Some(if has_arrival && cuts > now { next.min(cuts) } else { next })
     }
 
-    /// Charges the open window, and ends, cuts or extends it.
-    fn update_open_window(&mut self, now: u64, actions: &mut Vec<WindowAction<Id>>) {
-        let Some(mut running) = self.running.take() else { return };
+    /// Charges the open window, and ends, cuts or extends it. Returns what is to be paid if a window that was
+    /// cut has ended.
+    fn update_open_window(&mut self, now: u64, actions: &mut Vec<WindowAction<Id>>) -> Option<Cut> {
+        let mut running = self.running.take()?;
         let current = running.tenant;
         let tenant = &mut self.tenants[current];
         tenant.charge(&mut running, now, self.factor);
@@ -247,7 +247,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
                 // The window was returned before its end. No process may take it for open any more.
                 actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
             }
-            return;
+            return running.cut();
         }
         if is_over && self.next_except(now, Some(current)).is_some() {
             let begin = running.deadline.max(running.stepped_at);
@@ -255,8 +255,9 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         running.stepped_at = now;
         if now >= running.deadline + running.drain_timeout || is_over && !self.may_overstay(current) {
+            let cut = running.cut();
             self.tenants[current].overrun = Some(running);
-            return;
+            return cut;
         }
         if seen.drained > 0 && !is_over {
             // One process has returned the window while others still use it. The change lets that
@@ -282,6 +283,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
         }
         self.running = Some(running);
+        None
     }
 
     /// Returns whether the work of a tenant may block others after the end of its window.

@@ -4,8 +4,8 @@ use tessera_throttle::Nanos;
 use tessera_throttle::pacer::Pacer;
 
 use super::{
-    DRAIN_TIMEOUT_NS, IdleAllowance, MAX_DEBT_NS, QUANTUM, STUCK_TIMEOUT_NS, STUCK_WINDOW_NS, Share,
-    TenantReport, WindowUsage,
+    DRAIN_TIMEOUT_NS, IdleAllowance, MAX_CUT_COST_NS, MAX_DEBT_NS, QUANTUM, STUCK_TIMEOUT_NS,
+    STUCK_WINDOW_NS, Share, TenantReport, WindowUsage,
 };
 
 /// Longest time in nanoseconds for which others kept a tenant waiting that it may make good.
@@ -57,6 +57,23 @@ pub(super) struct Running {
     occupied: u64,
     /// Nanoseconds of the window that are believed to be idle.
     idle: u64,
+}
+
+/// A window that was cut: the idle time in it that its tenant did not cause.
+#[derive(Debug)]
+pub(super) struct Cut {
+    /// The tenant of the window.
+    pub(super) loser: usize,
+    /// The tenant for which the window was cut.
+    pub(super) winner: usize,
+    pub(super) idle: u64,
+}
+
+impl Running {
+    /// Returns what the tenant for which the window was cut has to pay, once the window has ended.
+    pub(super) fn cut(&self) -> Option<Cut> {
+        Some(Cut { loser: self.tenant, winner: self.cut_for?, idle: self.idle.min(MAX_CUT_COST_NS) })
+    }
 }
 
 impl<Id> Tenant<Id> {
@@ -166,8 +183,7 @@ impl<Id> Tenant<Id> {
         self.virtual_time += self.virtual_length(occupied);
     }
 
-    /// Returns time to the tenant for a cut of its window. The GPU will be idle in its windows for as long,
-    /// and the tenant does not pay for that.
+    /// Returns the idle time of a cut window to the tenant that lost the window.
     pub(super) fn compensate(&mut self, idle: u64) {
         self.virtual_time = self.virtual_time.saturating_sub(self.virtual_length(idle));
         self.idle_allowance.add(idle);

@@ -145,7 +145,7 @@ proptest! {
     #[test]
     fn an_honest_tenant_gets_its_share_beside_any_reports(
         liars in prop::collection::vec((scripts(), 0..=60u32, any::<bool>()), 1..4),
-        is_soft in any::<bool>(), kernel_us in 20..5_000u64, delay_us in 0..400u64,
+        is_soft in any::<bool>(), kernel_us in 20..5_000u64, delay_us in 0..200u64,
     ) {
         let taken: u32 = liars.iter().map(|liar| liar.1).sum();
         prop_assume!(taken <= 95);

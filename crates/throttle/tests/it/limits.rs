@@ -82,6 +82,37 @@ fn tenants_of_an_arbiter_get_their_shares_beside_each_other() {
     }
 }
 
+/// A program with pauses returns its windows and arrives again, so it cuts the windows of the other one. The
+/// time that it keeps from others is its own, so the other container gets its share.
+#[test]
+fn a_busy_container_gets_its_share_beside_one_that_pauses() {
+    let micros = Nanos::from_micros;
+    let pausing = [(10, 10, 5_000), (100, 10, 3_000), (300, 10, 500), (300, 10, 2_000), (1_000, 50, 5_000)];
+    for (kernel, sync_every, pause) in pausing {
+        let program = Program { kernel: micros(kernel), sync_every, pause: micros(pause), ..ONE };
+        for (own, other) in [(10, 85), (30, 60)] {
+            for is_soft in [false, true] {
+                let mut world = World::new();
+                let [pausing, busy] = [own, other].map(|percent| match is_soft {
+                    true => world.add_soft_container(percent),
+                    false => world.add_container(percent),
+                });
+                world.add_process(pausing, program);
+                world.add_process(busy, ONE);
+                world.start_arbiter();
+                world.run(Nanos::from_secs(1));
+                let before = world.gpu.work(pausing).busy;
+                let got = world.busy_percent(busy, RUN);
+                let rest = (world.gpu.work(pausing).busy - before).0 as f64 * 100.0 / RUN.0 as f64;
+                let name = format!("{own}/{other}, soft: {is_soft}, {program:?}: {rest:.2} and {got:.2} %");
+                assert!(got >= f64::from(other) - POINTS, "{name}");
+                // Bursts of 50 ms fill whole windows.
+                assert!(sync_every < 50 || rest >= f64::from(own) - POINTS, "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn processes_of_a_container_share_its_time() {
     for has_arbiter in [false, true] {

@@ -66,17 +66,24 @@ impl World {
         self.gpu.now.get()
     }
 
-    /// Adds a container with a share of the GPU; returns its number.
+    /// Adds a container with a hard share of the GPU; returns its number.
     pub(crate) fn add_container(&mut self, percent: u32) -> usize {
-        self.containers.push(Container::new(percent));
+        self.containers.push(Container::new(percent, percent));
+        self.containers.len() - 1
+    }
+
+    /// Adds a container with a soft share, which may use all time that others leave; returns its number.
+    pub(crate) fn add_soft_container(&mut self, percent: u32) -> usize {
+        self.containers.push(Container::new(percent, 100));
         self.containers.len() - 1
     }
 
     /// Adds a process to a container; returns its number.
     pub(crate) fn add_process(&mut self, container: usize, program: Program) -> usize {
         self.gpu.overlaps.set(program.overlaps);
-        let percent = self.containers[container].percent;
-        self.processes.push(Process::new(container, program, percent, self.gpu.clone()));
+        let process = Process::new(container, program, self.gpu.clone());
+        self.containers[container].limit(process.gate);
+        self.processes.push(process);
         self.processes.len() - 1
     }
 
@@ -101,9 +108,9 @@ impl World {
 
     /// Changes the share of a container while its programs run.
     pub(crate) fn set_percent(&mut self, container: usize, percent: u32) {
-        self.containers[container].percent = percent;
+        (self.containers[container].percent, self.containers[container].ceiling) = (percent, percent);
         for process in self.processes.iter().filter(|process| process.container == container) {
-            process.gate.set_limit(percent, percent < 100);
+            self.containers[container].limit(process.gate);
         }
         if let Some(arbiter) = &mut self.arbiter {
             arbiter.gpu.set(container, self.containers[container].share());

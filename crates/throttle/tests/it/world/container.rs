@@ -3,13 +3,17 @@
 use tessera_arbiter::Share;
 use tessera_throttle::Nanos;
 use tessera_throttle::controller::ArbiterWindow;
+use tessera_throttle::gate::LaunchGate;
 use tessera_throttle::pacer::Pacer;
 
 /// What the processes of a container share.
 pub(super) struct Container {
     pub(super) account: SharedAccount,
     pub(super) window: ArbiterWindow,
+    /// The guaranteed share.
     pub(super) percent: u32,
+    /// The largest share, which the library enforces without an arbiter.
+    pub(super) ceiling: u32,
 }
 
 /// The account in the container's file.
@@ -21,15 +25,20 @@ pub(super) struct SharedAccount {
 }
 
 impl Container {
-    pub(super) fn new(percent: u32) -> Self {
+    pub(super) fn new(percent: u32, ceiling: u32) -> Self {
         let window = ArbiterWindow { change: 0, number: 0, deadline: Nanos::ZERO };
-        Self { account: SharedAccount::default(), window, percent }
+        Self { account: SharedAccount::default(), window, percent, ceiling }
+    }
+
+    /// Puts the limit into force, as the library does.
+    pub(super) fn limit(&self, gate: &LaunchGate<u32>) {
+        gate.set_limit(self.ceiling, self.percent < 100);
     }
 
     /// Returns the share as the arbiter gets it.
     pub(super) fn share(&self) -> Share {
-        let Self { percent, .. } = *self;
-        Share { compute_percent: percent, compute_ceiling_percent: percent, by_throughput: false }
+        let Self { percent, ceiling, .. } = *self;
+        Share { compute_percent: percent, compute_ceiling_percent: ceiling, by_throughput: false }
     }
 }
 

@@ -198,10 +198,9 @@ impl World {
 }
 
 impl Process {
-    pub(super) fn new(container: usize, program: Program, percent: u32, gpu: Rc<Gpu>) -> Self {
+    pub(super) fn new(container: usize, program: Program, gpu: Rc<Gpu>) -> Self {
         let now = gpu.now.get();
         let gate: &'static Gate = Box::leak(Box::default());
-        gate.set_limit(percent, percent < 100);
         let ready =
             |_| Thread { state: State::Ready(now), launches: 0, end: Nanos::ZERO, longest_wait: Nanos::ZERO };
         Self {
