@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
+mod accounts;
 mod liars;
 mod world;
