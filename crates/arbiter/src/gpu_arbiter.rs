@@ -178,11 +178,15 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// tenants.
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
-        for tenant in &mut self.tenants {
+        for place in 0..self.tenants.len() {
+            let others = self.least_virtual_time_except(place);
+            let tenant = &mut self.tenants[place];
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
             tenant.forget_overstayed(now);
-            if tenant.seen.wants() && !before.wants() {
-                tenant.arrive(now, least);
+            match (before.wants(), tenant.seen.wants()) {
+                (false, true) => tenant.arrive(now, least),
+                (true, false) => tenant.leave(now, others.unwrap_or(0)),
+                _ => {}
             }
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
@@ -306,9 +310,15 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
 
     /// Returns the lowest virtual time of the wanting tenants, or else the highest of all tenants.
     fn least_virtual_time(&self) -> u64 {
-        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
-        let least = wanting.map(|tenant| tenant.virtual_time).min();
+        let least = self.least_virtual_time_except(usize::MAX);
         least.or_else(|| self.tenants.iter().map(|tenant| tenant.virtual_time).max()).unwrap_or(0)
+    }
+
+    /// Returns the lowest virtual time of the wanting tenants, ignoring the one at `excluded`.
+    fn least_virtual_time_except(&self, excluded: usize) -> Option<u64> {
+        let all = self.tenants.iter().enumerate();
+        let wanting = all.filter(|(place, tenant)| *place != excluded && tenant.seen.wants());
+        wanting.map(|(_, tenant)| tenant.virtual_time).min()
     }
 }
 

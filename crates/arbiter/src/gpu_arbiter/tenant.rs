@@ -23,6 +23,10 @@ pub(super) struct Tenant<Id> {
     waits_since: u64,
     /// Nanoseconds for which others kept the tenant waiting and that it has not made good yet.
     kept_waiting: u64,
+    /// Time at which the tenant last ceased to want the GPU, and how much lower its virtual time was then
+    /// than that of the others.
+    left_at: u64,
+    owed: u64,
     /// Limits the tenant to its ceiling.
     pacer: Pacer,
     pub(super) virtual_time: u64,
@@ -85,6 +89,8 @@ impl<Id> Tenant<Id> {
             has_arrived: false,
             waits_since: 0,
             kept_waiting: 0,
+            left_at: 0,
+            owed: 0,
             pacer: Pacer::default(),
             virtual_time,
             idle_allowance: IdleAllowance::default(),
@@ -96,10 +102,20 @@ impl<Id> Tenant<Id> {
     }
 
     /// Records that the tenant wants the GPU again. It gets no compensation for the time in which it did
-    /// not: neither in its virtual time, whose lowest value of all tenants is `least`, nor in its account.
+    /// not. What others owed it before is due, less the time that has passed since. `least` is the lowest
+    /// virtual time of the other tenants.
     pub(super) fn arrive(&mut self, now: u64, least: u64) {
-        self.virtual_time = self.virtual_time.max(least);
-        (self.has_arrived, self.waits_since, self.kept_waiting) = (true, now, 0);
+        let passed = now.saturating_sub(self.left_at);
+        let owed = self.owed.saturating_sub(self.virtual_length(passed));
+        self.virtual_time = self.virtual_time.max(least.saturating_sub(owed));
+        self.kept_waiting = self.kept_waiting.saturating_sub(passed);
+        (self.has_arrived, self.waits_since) = (true, now);
+    }
+
+    /// Records that the tenant does not want the GPU any more.
+    pub(super) fn leave(&mut self, now: u64, least: u64) {
+        let most = self.virtual_length(MAX_KEPT_WAITING_NS);
+        (self.left_at, self.owed) = (now, least.saturating_sub(self.virtual_time).min(most));
     }
 
     /// Changes the share. The account starts again, because its debt was computed for the old share.

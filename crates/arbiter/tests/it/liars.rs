@@ -14,7 +14,8 @@ const RUN_NS: u64 = 10 * SECOND_NS;
 /// Percentage points that an honest tenant may lose beside tenants that lie.
 const MAX_LOSS: f64 = 2.0;
 
-const GREEDY: Program = Program { kernel_ns: 200 * MICROSECOND_NS, delay_ns: 0 };
+const GREEDY: Program =
+    Program { kernel_ns: 200 * MICROSECOND_NS, delay_ns: 0, burst_ns: u64::MAX, pause_ns: 0 };
 
 /// A report of demand for a while.
 const WANTS: Lie = Lie {
@@ -115,6 +116,24 @@ fn tenants_that_keep_their_windows_do_not_block_another_for_long() {
     }
 }
 
+/// A tenant that pauses is not compensated for the pause, but for the time before in which others made it
+/// wait.
+#[test]
+fn a_tenant_that_pauses_gets_its_share_beside_one_that_keeps_its_windows() {
+    let program = Program { burst_ns: 68 * MILLISECOND_NS, pause_ns: 3 * MILLISECOND_NS, ..GREEDY };
+    let keeps = Lie { length_ns: 386 * MILLISECOND_NS, ..WANTS };
+    let returns = Lie { drained: 1, length_ns: 23 * MILLISECOND_NS, ..WANTS };
+    let script = Script { lies: vec![keeps, returns], follows_windows: false };
+    for own in [10, 30, 48] {
+        let honest = (hard(100 - own), Tenant::Honest(program));
+        let got = run(&[(hard(own), Tenant::Liar(script.clone())), honest], RUN_NS)[1];
+        // All pauses may lie where the other tenant is not.
+        let least = percent(got.wanted_ns, RUN_NS) - f64::from(own) - MAX_LOSS;
+        let busy = percent(got.busy_ns, RUN_NS);
+        assert!(busy >= least, "{busy:.1} % beside {own} %, at least {least:.1} %");
+    }
+}
+
 fn lies() -> impl Strategy<Value = Lie> {
     let busy = prop_oneof![
         Just(BusyClaim::Constant(0)),
@@ -150,7 +169,8 @@ proptest! {
         let taken: u32 = liars.iter().map(|liar| liar.1).sum();
         prop_assume!(taken <= 95);
         let share = |percent, is_soft| if is_soft { soft(percent) } else { hard(percent) };
-        let program = Program { kernel_ns: kernel_us * MICROSECOND_NS, delay_ns: delay_us * MICROSECOND_NS };
+        let program =
+            Program { kernel_ns: kernel_us * MICROSECOND_NS, delay_ns: delay_us * MICROSECOND_NS, ..GREEDY };
         let honest = (share(100 - taken, is_soft), Tenant::Honest(program));
         let others = liars.iter().map(|liar| (share(liar.1, liar.2), Tenant::Honest(program)));
         let baseline = run(&others.chain([honest.clone()]).collect::<Vec<_>>(), RUN_NS);

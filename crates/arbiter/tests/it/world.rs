@@ -10,6 +10,9 @@ pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 /// Resolution of virtual time: the shortest interval between two steps of the arbiter.
 const TICK_NS: u64 = 50 * MICROSECOND_NS;
 
+/// Time for which a program that pauses still wants the GPU.
+const SHORT_PAUSE_NS: u64 = MILLISECOND_NS;
+
 /// Interval after which the arbiter polls without a wake-up.
 const POLL_INTERVAL_NS: u64 = 10 * MILLISECOND_NS;
 
@@ -20,12 +23,15 @@ pub(crate) enum Tenant {
     Liar(Script),
 }
 
-/// A program that always has work: kernels of one length, one after the other.
+/// A program that runs kernels of one length, one after the other, and may pause.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) kernel_ns: u64,
     /// Delay of messages to the program and from it.
     pub(crate) delay_ns: u64,
+    /// Work after which the program pauses.
+    pub(crate) burst_ns: u64,
+    pub(crate) pause_ns: u64,
 }
 
 /// What a lying tenant reports, over and over.
@@ -62,6 +68,8 @@ pub(crate) struct Got {
     pub(crate) open_ns: u64,
     /// Time in which its kernels ran. 0 for a lying tenant.
     pub(crate) busy_ns: u64,
+    /// Time in which it wanted the GPU.
+    pub(crate) wanted_ns: u64,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +81,8 @@ struct State {
     notified_at: u64,
     /// End of the last kernel of an honest program.
     runs_until: u64,
+    /// Work that an honest program has done since its last pause, and the end of its last pause.
+    burst: (u64, u64),
     /// Position of a lying tenant in its script, and the end of its current report.
     lie: (usize, u64),
     report: TenantReport,
@@ -128,6 +138,7 @@ pub(crate) fn run(tenants: &[(Share, Tenant)], length_ns: u64) -> Vec<Got> {
         }
         for ((_, tenant), state) in tenants.iter().zip(&mut states) {
             state.got.open_ns += if state.has_window { TICK_NS } else { 0 };
+            state.got.wanted_ns += if state.report.wanting > 0 { TICK_NS } else { 0 };
             tenant.launch(state, now);
         }
     }
@@ -144,9 +155,10 @@ impl Tenant {
         match self {
             Self::Honest(program) => {
                 let has_drained = state.deadline <= now && state.runs_until + program.delay_ns <= now;
+                let wanting = u32::from(state.burst.1 <= now || state.runs_until + SHORT_PAUSE_NS > now);
                 TenantReport {
-                    wanting: 1,
-                    drained: u32::from(has_drained),
+                    wanting,
+                    drained: u32::from(has_drained) * wanting,
                     busy_ns: state.got.busy_ns - state.runs_until.saturating_sub(now),
                 }
             }
@@ -183,9 +195,13 @@ impl Tenant {
     fn launch(&self, state: &mut State, now: u64) {
         let Self::Honest(program) = self else { return };
         let is_open = state.notified_at <= now && state.deadline > now;
-        while is_open && state.runs_until < now + TICK_NS {
+        while is_open && state.burst.1 <= now && state.runs_until < now + TICK_NS {
             state.runs_until = state.runs_until.max(now) + program.kernel_ns;
             state.got.busy_ns += program.kernel_ns;
+            state.burst.0 += program.kernel_ns;
+            if state.burst.0 >= program.burst_ns {
+                state.burst = (0, state.runs_until + program.pause_ns);
+            }
         }
     }
 }
