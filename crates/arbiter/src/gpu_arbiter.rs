@@ -179,15 +179,18 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
         for place in 0..self.tenants.len() {
-            let others = self.least_virtual_time_except(place);
             let tenant = &mut self.tenants[place];
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
             tenant.forget_overstayed(now);
             match (before.wants(), tenant.seen.wants()) {
                 (false, true) => tenant.arrive(now, least),
-                (true, false) => tenant.leave(now, others.unwrap_or(0)),
+                (true, false) => {
+                    let others = self.least_virtual_time_except(place).unwrap_or(0);
+                    self.tenants[place].leave(now, others);
+                }
                 _ => {}
             }
+            let tenant = &mut self.tenants[place];
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
                 let highest = least + MAX_DEBT_NS * 100 / u64::from(tenant.share.compute_percent.max(1));
