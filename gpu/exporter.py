@@ -137,14 +137,14 @@ def watch(workers, seconds):
         sys.exit(f"too few samples in {seconds} s: {looks}")
     count = len(looks)
     each = [100 * sum(l[0][i] for l in looks.values()) / count for i in range(len(workers))]
-    card = 100 * sum(l[1] for l in looks.values()) / count
+    gpu = 100 * sum(l[1] for l in looks.values()) / count
     span = last[0] - first[0]
     counted = {
         name: (one(last[1], name) or 0.0) - (one(first[1], name) or 0.0)
         for name in ("tessera_gpu_busy_seconds_total", "tessera_gpu_energy_joules_total")
     }
     raw = [(round(at, 2), l[0], l[1]) for at, l in sorted(looks.items())]
-    return each, card, 100 * counted["tessera_gpu_busy_seconds_total"] / span, counted["tessera_gpu_energy_joules_total"] / span, raw
+    return each, gpu, 100 * counted["tessera_gpu_busy_seconds_total"] / span, counted["tessera_gpu_energy_joules_total"] / span, raw
 
 
 def main():
@@ -218,20 +218,20 @@ def main():
         alone = {}
         for worker, part in ((a, 0.6), (b, 0.25)):
             worker.tell(f"run {seconds} {part}")
-            each, card, counted, watts, raw = watch(workers, seconds - 1)
+            each, gpu, counted, watts, raw = watch(workers, seconds - 1)
             done = worker.answer()
             alone[worker.name] = done["event_seconds"] / done["pieces"]
             known = 100 * done["event_seconds"] / done["wall"]
             mine, other = (each[0], each[1]) if worker is a else (each[1], each[0])
             row(f"{worker.name} alone at {part:.0%}: its process", known, mine, "%", 5)
             row(f"{worker.name} alone: the other, idle", 0.0, other, "%", 5)
-            row(f"{worker.name} alone: GPU by gauge", known, card, "%", 5)
+            row(f"{worker.name} alone: GPU by gauge", known, gpu, "%", 5)
             row(f"{worker.name} alone: GPU by counter", known, counted, "%", 5)
             print(f"   {watts:.0f} W; raw (time, processes, GPU): {raw}")
         recorder.start()
         for worker, part in ((a, 0.4), (b, 0.2)):
             worker.tell(f"run {seconds} {part} {alone[worker.name]}")
-        each, card, counted, watts, raw = watch(workers, seconds - 1)
+        each, gpu, counted, watts, raw = watch(workers, seconds - 1)
         recorder.stop()
         total = 0.0
         for worker, found in zip(workers, each):
@@ -240,10 +240,10 @@ def main():
             total += known
             row(f"{worker.name} beside the other, no windows: its process", known, found, "%")
             print(f"   by events {100 * done['event_seconds'] / done['wall']:.1f} %, {done['pieces']} pieces of {alone[worker.name]*1e3:.2f} ms alone")
-        row("both: GPU by gauge", total, card, "%", 5)
+        row("both: GPU by gauge", total, gpu, "%", 5)
         row("both: GPU by counter", total, counted, "%", 5)
         print(f"   {watts:.0f} W; raw: {raw}")
-        each, card, counted, watts, raw = watch(workers, 6)
+        each, gpu, counted, watts, raw = watch(workers, 6)
         row("idle: GPU by counter", 0.0, counted, "%", 5)
         print(f"   {watts:.0f} W")
 

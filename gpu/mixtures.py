@@ -7,7 +7,7 @@ and PyTorch.
 """
 import json, os, subprocess, sys, time
 
-from samples import Card, Recorder, micros
+from samples import Gpu, Recorder, micros
 
 WORKER = r"""
 import json, random, sys, time, torch
@@ -71,12 +71,12 @@ def main():
         sys.exit(__doc__)
     out, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 12.0
     os.makedirs(out, exist_ok=True)
-    card = Card()
-    print("accounting mode:", card.set_accounting(1), "(0: on)", flush=True)
+    gpu = Gpu()
+    print("accounting mode:", gpu.set_accounting(1), "(0: on)", flush=True)
     # Workers start one after the other, because each one measures the duration of a matmul alone.
     workers = [Worker() for _ in range(max(len(parts) for _, parts in MIXTURES))]
     print("pids", [w.pid for w in workers], "a matmul alone, ms:", [round(w.alone * 1e3, 3) for w in workers], flush=True)
-    recorder = Recorder(os.path.join(out, "mixtures.jsonl"), card)
+    recorder = Recorder(os.path.join(out, "mixtures.jsonl"), gpu)
     recorder.pids = [w.pid for w in workers]
     recorder.start()
     for name, parts in MIXTURES:
@@ -95,7 +95,7 @@ def main():
     recorder.stop()
     for worker in workers:
         worker.process.kill()
-    card.set_accounting(0)
+    gpu.set_accounting(0)
 
 
 main()

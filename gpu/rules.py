@@ -29,20 +29,20 @@ def main():
     named = collections.Counter()
     for mixture in (row for row in rows if "mixture" in row):
         begin, end, pieces = mixture["begin"] + 500_000, mixture["end"], mixture["pieces"]
-        card = [used for at, used in all_of("card") if begin < at <= end]
+        gpu = [used for at, used in all_of("gpu") if begin < at <= end]
         chip = [(to - since, used) for since, to, used in all_of("chip") if begin < since and to <= end]
         samples, busy = collections.Counter(), collections.Counter()
         for pid, at, used in all_of("process"):
             if not begin < at <= end:
                 continue
             computing, last = state(pieces, at)
-            samples[str(pid)] += used / len(card)
+            samples[str(pid)] += used / len(gpu)
             if computing:
                 busy[str(pid)] += 1
             if len(pieces) > 1 and len(computing) < 2:
                 right = str(pid) == (computing[0] if computing else last)
                 named["one computes" if computing else "none computes", "the one that did last" if right else "another"] += 1
-        mean = sum(card) / len(card)
+        mean = sum(gpu) / len(gpu)
         chip = sum(time * used for time, used in chip) / sum(time for time, _ in chip) if chip else float("nan")
         print(f"{mixture['mixture']:18} GPU:  known {100 * sum(mixture['known'].values()):5.1f}  samples {mean:5.1f}  chip {chip:5.1f}")
         for pid, known in mixture["known"].items():

@@ -2,7 +2,7 @@
 
 The file allows to compare rules that turn samples into busy time without a GPU. Times are microseconds since 1970. Rows:
   {"process": [pid, time, sm%]}           nvmlDeviceGetProcessUtilization, polled so often that each call returns one sample
-  {"card": [time, %]}                     nvmlDeviceGetSamples(GPU_UTILIZATION) of the whole GPU
+  {"gpu": [time, %]}                      nvmlDeviceGetSamples(GPU_UTILIZATION) of the whole GPU
   {"chip": [from, to, %]}                 the hardware counter of graphics engine time (GPM), from Hopper on
   {"look": [since, now, [[pid, time, sm%], ..]]}     like "process", polled once a second since the newest sample, as the exporter does
   {"account": [time, pid, %, ms]}         accounting mode, if it is enabled
@@ -43,7 +43,7 @@ def micros():
     return time.time_ns() // 1000
 
 
-class Card:
+class Gpu:
     """One GPU, read through NVML."""
 
     def __init__(self, index=0):
@@ -102,9 +102,9 @@ class Card:
 class Recorder(threading.Thread):
     """Writes rows to a file until `stop` is called."""
 
-    def __init__(self, path, card=None):
+    def __init__(self, path, gpu=None):
         super().__init__(daemon=True)
-        self.file, self.card, self.ended, self.pids = open(path, "w"), card or Card(), threading.Event(), []
+        self.file, self.gpu, self.ended, self.pids = open(path, "w"), gpu or Gpu(), threading.Event(), []
         self.writing = threading.Lock()
 
     def write(self, **row):
@@ -113,27 +113,27 @@ class Recorder(threading.Thread):
 
     def run(self):
         begin = micros()
-        newest = {"process": begin, "card": begin, "look": begin}
+        newest = {"process": begin, "gpu": begin, "look": begin}
         next_look = time.monotonic() + SELDOM
         while not self.ended.wait(OFTEN):
-            for pid, at, used in self.card.processes(newest["process"]) or []:
+            for pid, at, used in self.gpu.processes(newest["process"]) or []:
                 self.write(process=[pid, at, used])
                 newest["process"] = max(newest["process"], at)
-            for at, used in self.card.samples(newest["card"]):
-                self.write(card=[at, used])
-                newest["card"] = max(newest["card"], at)
+            for at, used in self.gpu.samples(newest["gpu"]):
+                self.write(gpu=[at, used])
+                newest["gpu"] = max(newest["gpu"], at)
             if time.monotonic() < next_look:
                 continue
             next_look += SELDOM
             now = micros()
-            all_ = self.card.processes(newest["look"])
+            all_ = self.gpu.processes(newest["look"])
             self.write(look=[newest["look"], now, all_])
             newest["look"] = max([newest["look"]] + [at for _, at, _ in all_ or []])
-            chip = self.card.chip()
+            chip = self.gpu.chip()
             if chip:
                 self.write(chip=chip)
             for pid in self.pids:
-                account = self.card.account(pid)
+                account = self.gpu.account(pid)
                 if account:
                     self.write(account=account)
 

@@ -1,13 +1,24 @@
 //! Decides which tenant gets the next window on one GPU.
 //!
 //! Each tenant has two numbers. Its *account* (see [`Pacer`]) limits it to its ceiling: the tenant
-//! may get a window once real time has caught up with the account. Its *virtual time* is its busy
-//! time divided by its share and orders the tenants that may get a window: the tenant with the
-//! lowest virtual time is next. For hard shares both numbers lead to the same order. For soft
-//! shares the virtual time decides which tenant uses the time that others leave.
+//! may get a window once real time has caught up with the account. Its *virtual time* is the time
+//! for which it kept the GPU from others, divided by its share. It orders the tenants that may get a
+//! window: the tenant with the lowest virtual time is next. For hard shares both numbers lead to the
+//! same order. For soft shares the virtual time decides which tenant uses the time that others leave.
+//!
+//! A report is a claim of the tenant. The account believes reported idle time, within the bounds of
+//! [`IdleAllowance`], so that a slow switch does not cost the tenant its share. The virtual time
+//! believes nothing: it counts the time for which the window was open and a fixed cost for each switch.
+//! So a tenant that lies may get a little more of the time that others leave, but no time that others
+//! want.
 
-use tessera_throttle::Nanos;
-use tessera_throttle::pacer::{self, Pacer};
+mod idle_allowance;
+mod tenant;
+
+use tessera_throttle::pacer;
+
+use self::idle_allowance::IdleAllowance;
+use self::tenant::{Cut, Running, Tenant};
 
 /// Length of a window in nanoseconds.
 const QUANTUM: u64 = pacer::QUANTUM.0;
@@ -16,14 +27,13 @@ const QUANTUM: u64 = pacer::QUANTUM.0;
 /// only after this time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
 
-/// Longest idle time in nanoseconds that is subtracted from the charge for a window.
-///
-/// The GPU is idle between the opening of a window and its first kernel, and between its last
-/// kernel and the arbiter's next step. Each takes two wake-ups. The tenant reports how long it was
-/// busy. The arbiter accepts the reported idle time up to this limit and up to half of the window.
-/// Measured on an H200: 0.3 to 0.4 ms. On one host the shares were short as if a switch took 1.3
-/// ms.
-const MAX_SWITCH_NS: u64 = 2_000_000;
+/// Time in nanoseconds that a switch of the GPU to another tenant adds to that tenant's virtual time. A bit
+/// less than the 0.3 to 0.4 ms for which an H200 is idle in a window.
+const SWITCH_COST_NS: u64 = 250_000;
+
+/// Longest idle time in nanoseconds of a cut window that the tenant for which it was cut pays to the tenant
+/// that lost the window.
+const MAX_CUT_COST_NS: u64 = 1_000_000;
 
 /// Time in nanoseconds after the end of a window at which a tenant loses the window even though its
 /// work still runs. The tenant is charged until its work has ended.
@@ -32,6 +42,17 @@ const DRAIN_TIMEOUT_NS: u64 = 250_000_000;
 /// Time in nanoseconds after which a tenant whose work still runs gets another window. Its running
 /// work may depend on work that waits for a window.
 const STUCK_TIMEOUT_NS: u64 = 2_500_000_000;
+
+/// Length in nanoseconds of such a window. Launches that wait at the gate take far less.
+const STUCK_WINDOW_NS: u64 = 5_000_000;
+
+/// Longest time in nanoseconds for which the work of all tenants together may block others after the
+/// end of windows, beyond what their shares have paid for. It is less than 2 % of ten seconds.
+const MAX_OVERSTAYED_NS: u64 = 150_000_000;
+
+/// Time in nanoseconds for which the work of a tenant may block others after the end of windows, even if
+/// other tenants have used up [`MAX_OVERSTAYED_NS`].
+const MIN_OVERSTAYED_NS: u64 = 20_000_000;
 
 /// Upper bound in nanoseconds for the overrun that a tenant must repay.
 const MAX_DEBT_NS: u64 = 5_000_000_000;
@@ -84,43 +105,10 @@ pub enum WindowAction<Id> {
 pub struct GpuArbiter<Id> {
     tenants: Vec<Tenant<Id>>,
     running: Option<Running>,
+    /// The tenant of the last window.
+    last: Option<Id>,
     /// Power factor in thousandths, by which busy time is multiplied for shares of throughput.
     factor: u64,
-}
-
-#[derive(Debug)]
-struct Tenant<Id> {
-    id: Id,
-    share: Share,
-    seen: TenantReport,
-    /// True if the tenant began to want the GPU and has had no window since.
-    has_arrived: bool,
-    /// Time since which the tenant has wanted the GPU or its last window was charged. From then on
-    /// it waits for others, unless its own account stops it.
-    waits_since: u64,
-    pacer: Pacer,
-    virtual_time: u64,
-    used: u64,
-    windows: u64,
-    /// The window that the tenant lost while its work still ran.
-    overrun: Option<Running>,
-}
-
-/// A window that is open or being drained.
-#[derive(Debug)]
-struct Running {
-    tenant: usize,
-    since: u64,
-    /// Busy time that the tenant had reported when the window opened.
-    reported_busy: u64,
-    /// Nanoseconds of the window that have been charged.
-    charged: u64,
-    deadline: u64,
-    /// Nanoseconds for which the tenant had waited for others before the window opened.
-    waited: u64,
-    /// Nanoseconds after the deadline for which the window stays reserved while its work runs. 0 if
-    /// the work had already overrun an earlier window.
-    drain_timeout: u64,
 }
 
 /// The time and windows that a tenant has used.
@@ -134,7 +122,7 @@ pub struct WindowUsage {
 
 impl<Id> Default for GpuArbiter<Id> {
     fn default() -> Self {
-        Self { tenants: Vec::new(), running: None, factor: 1_000 }
+        Self { tenants: Vec::new(), running: None, last: None, factor: 1_000 }
     }
 }
 
@@ -143,20 +131,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     pub fn set(&mut self, id: Id, share: Share) {
         match self.tenants.iter_mut().find(|tenant| tenant.id == id) {
             Some(tenant) if tenant.share == share => {}
-            // The account starts again, because its debt was computed for the old share.
-            Some(tenant) => (tenant.share, tenant.pacer) = (share, Pacer::default()),
-            None => self.tenants.push(Tenant {
-                id,
-                share,
-                seen: TenantReport::default(),
-                has_arrived: false,
-                waits_since: 0,
-                pacer: Pacer::default(),
-                virtual_time: self.least_virtual_time(),
-                used: 0,
-                windows: 0,
-                overrun: None,
-            }),
+            Some(tenant) => tenant.set_share(share),
+            None => self.tenants.push(Tenant::new(id, share, self.least_virtual_time())),
         }
     }
 
@@ -176,7 +152,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// Returns the nanoseconds for which the GPU was busy for all tenants.
     #[must_use]
     pub fn busy(&self) -> u64 {
-        self.tenants.iter().map(|tenant| tenant.used).sum()
+        self.tenants.iter().map(|tenant| tenant.usage.time_ns).sum()
     }
 
     /// Removes a tenant and its window.
@@ -185,6 +161,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         self.tenants.remove(place);
         self.running = self.running.take().filter(|running| running.tenant != place).map(|mut running| {
             running.tenant -= usize::from(running.tenant > place);
+            let others = running.cut_for.filter(|&other| other != place);
+            running.cut_for = others.map(|other| other - usize::from(other > place));
             running
         });
     }
@@ -193,24 +171,26 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     #[must_use]
     pub fn usage(&self, id: Id) -> WindowUsage {
         let tenant = self.tenants.iter().find(|tenant| tenant.id == id);
-        tenant.map_or_else(WindowUsage::default, |tenant| WindowUsage {
-            time_ns: tenant.used,
-            windows: tenant.windows,
-        })
+        tenant.map(|tenant| tenant.usage).unwrap_or_default()
     }
 
     /// Charges the open window and decides about the next one, from the current reports of all
     /// tenants.
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
-        for tenant in &mut self.tenants {
+        for place in 0..self.tenants.len() {
+            let tenant = &mut self.tenants[place];
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
-            if tenant.seen.wants() && !before.wants() {
-                // The tenant gets no compensation for the time in which it did not want the GPU.
-                tenant.virtual_time = tenant.virtual_time.max(least);
-                tenant.has_arrived = true;
-                tenant.waits_since = now;
+            tenant.forget_overstayed(now);
+            match (before.wants(), tenant.seen.wants()) {
+                (false, true) => tenant.arrive(now, least),
+                (true, false) => {
+                    let others = self.least_virtual_time_except(place).unwrap_or(0);
+                    self.tenants[place].leave(now, others);
+                }
+                _ => {}
             }
+            let tenant = &mut self.tenants[place];
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
                 let highest = least + MAX_DEBT_NS * 100 / u64::from(tenant.share.compute_percent.max(1));
@@ -219,26 +199,24 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             }
         }
         let mut actions = Vec::new();
-        self.update_open_window(now, &mut actions);
-        if self.running.is_none()
-            && let Some(next) = self.next(now)
-        {
-            let deadline = now + QUANTUM;
+        let cut = self.update_open_window(now, &mut actions);
+        if self.running.is_some() {
+            return actions;
+        }
+        if let Some(next) = self.next(now) {
             let tenant = &mut self.tenants[next];
-            (tenant.windows, tenant.has_arrived) = (tenant.windows + 1, false);
-            let drain_timeout = if tenant.overrun.take().is_some() { 0 } else { DRAIN_TIMEOUT_NS };
-            let waited = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at().0));
-            actions.push(WindowAction::Open { tenant: tenant.id, deadline });
-            let reported_busy = tenant.seen.busy_ns;
-            self.running = Some(Running {
-                tenant: next,
-                since: now,
-                reported_busy,
-                charged: 0,
-                deadline,
-                waited,
-                drain_timeout,
-            });
+            if self.last.replace(tenant.id).is_some_and(|last| last != tenant.id) {
+                tenant.charge_occupied(SWITCH_COST_NS);
+            }
+            let window = tenant.open(next, now);
+            actions.push(WindowAction::Open { tenant: tenant.id, deadline: window.deadline });
+            self.running = Some(window);
+        }
+        // The payment must not change the choice for which the window was cut. It is due even if the tenant
+        // wants nothing any more.
+        if let Some(Cut { loser, winner, idle }) = cut {
+            self.tenants[winner].charge_occupied(idle);
+            self.tenants[loser].compensate(idle);
         }
         actions
     }
@@ -256,15 +234,16 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             return Some(now + QUANTUM / 4);
         }
         let extends = running.deadline - QUANTUM / 4;
+        let next = if extends > now { extends } else { running.deadline };
         let cuts = running.since + MIN_WINDOW_NS;
         let has_arrival = self.tenants.iter().any(|tenant| tenant.has_arrived);
-        let next = if extends > now { extends } else { running.deadline };
         Some(if has_arrival && cuts > now { next.min(cuts) } else { next })
     }
 
-    /// Charges the open window, and ends, cuts or extends it.
-    fn update_open_window(&mut self, now: u64, actions: &mut Vec<WindowAction<Id>>) {
-        let Some(mut running) = self.running.take() else { return };
+    /// Charges the open window, and ends, cuts or extends it. Returns what is to be paid if a window that was
+    /// cut has ended.
+    fn update_open_window(&mut self, now: u64, actions: &mut Vec<WindowAction<Id>>) -> Option<Cut> {
+        let mut running = self.running.take()?;
         let current = running.tenant;
         let tenant = &mut self.tenants[current];
         tenant.charge(&mut running, now, self.factor);
@@ -275,11 +254,17 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
                 // The window was returned before its end. No process may take it for open any more.
                 actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
             }
-            return;
+            return running.cut();
         }
-        if now >= running.deadline + running.drain_timeout {
-            tenant.overrun = Some(running);
-            return;
+        if is_over && self.next_except(now, Some(current)).is_some() {
+            let begin = running.deadline.max(running.stepped_at);
+            self.tenants[current].overstayed += now.saturating_sub(begin);
+        }
+        running.stepped_at = now;
+        if now >= running.deadline + running.drain_timeout || is_over && !self.may_overstay(current) {
+            let cut = running.cut();
+            self.tenants[current].overrun = Some(running);
+            return cut;
         }
         if seen.drained > 0 && !is_over {
             // One process has returned the window while others still use it. The change lets that
@@ -297,11 +282,21 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         let is_due = |other: usize| {
             self.tenants[other].has_arrived && self.tenants[other].order() <= self.tenants[current].order()
         };
-        if !is_over && now >= running.since + MIN_WINDOW_NS && other.is_some_and(is_due) {
-            running.deadline = now;
+        if !is_over
+            && now >= running.since + MIN_WINDOW_NS
+            && let Some(other) = other.filter(|&other| is_due(other))
+        {
+            (running.deadline, running.cut_for) = (now, Some(other));
             actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
         }
         self.running = Some(running);
+        None
+    }
+
+    /// Returns whether the work of a tenant may block others after the end of its window.
+    fn may_overstay(&self, tenant: usize) -> bool {
+        self.tenants[tenant].overstayed <= MIN_OVERSTAYED_NS
+            || self.tenants.iter().map(|tenant| tenant.overstayed).sum::<u64>() <= MAX_OVERSTAYED_NS
     }
 
     fn next(&self, now: u64) -> Option<usize> {
@@ -318,9 +313,15 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
 
     /// Returns the lowest virtual time of the wanting tenants, or else the highest of all tenants.
     fn least_virtual_time(&self) -> u64 {
-        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
-        let least = wanting.map(|tenant| tenant.virtual_time).min();
+        let least = self.least_virtual_time_except(usize::MAX);
         least.or_else(|| self.tenants.iter().map(|tenant| tenant.virtual_time).max()).unwrap_or(0)
+    }
+
+    /// Returns the lowest virtual time of the wanting tenants, ignoring the one at `excluded`.
+    fn least_virtual_time_except(&self, excluded: usize) -> Option<u64> {
+        let all = self.tenants.iter().enumerate();
+        let wanting = all.filter(|(place, tenant)| *place != excluded && tenant.seen.wants());
+        wanting.map(|(_, tenant)| tenant.virtual_time).min()
     }
 }
 
@@ -336,65 +337,10 @@ impl TenantReport {
     }
 }
 
-impl Running {
-    /// Returns for how many nanoseconds of the window the GPU was busy, by the tenant's report and
-    /// within the bounds of [`MAX_SWITCH_NS`].
-    fn busy(&self, now: u64, reported_busy: u64) -> u64 {
-        let open = now.saturating_sub(self.since);
-        let idle = open.saturating_sub(reported_busy.saturating_sub(self.reported_busy));
-        open - idle.min(MAX_SWITCH_NS).min(open / 2)
-    }
-}
-
 impl Share {
     /// Returns whether the tenant's account limits it.
     fn is_limited(self) -> bool {
         (1..100).contains(&self.compute_ceiling_percent)
-    }
-}
-
-impl<Id> Tenant<Id> {
-    fn may_run(&self, now: u64) -> bool {
-        self.eligible_at() <= now
-    }
-
-    /// Returns the earliest time of the tenant's next window.
-    fn eligible_at(&self) -> u64 {
-        match &self.overrun {
-            Some(window) => window.deadline + STUCK_TIMEOUT_NS,
-            None if self.share.is_limited() => self.pacer.opens_at().0,
-            None => 0,
-        }
-    }
-
-    /// Returns the key by which tenants are ordered.
-    ///
-    /// A tenant whose work has overrun comes first once it is eligible, because its work may depend
-    /// on work of its own that waits, and its virtual time keeps growing. Tenants with a share come
-    /// before tenants without one.
-    fn order(&self) -> (bool, bool, u64) {
-        (self.overrun.is_none(), self.share.compute_percent == 0, self.virtual_time)
-    }
-
-    /// Charges the part of a window that has passed since the last charge.
-    fn charge(&mut self, window: &mut Running, now: u64, factor: u64) {
-        let all = window.busy(now, self.seen.busy_ns);
-        let (from, busy) = (window.since + window.charged, all.saturating_sub(window.charged));
-        window.charged += busy;
-        self.waits_since = now;
-        self.used += busy;
-        self.virtual_time += busy * 100 / u64::from(self.share.compute_percent.max(1));
-        let owed =
-            self.pacer.opens_at().0.saturating_sub(now) / 100 * u64::from(self.share.compute_ceiling_percent);
-        if self.share.is_limited() && owed < MAX_DEBT_NS {
-            let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
-            self.pacer.charge_after(
-                Nanos(window.waited),
-                Nanos(from),
-                Nanos(from + counted),
-                self.share.compute_ceiling_percent,
-            );
-        }
     }
 }
 

@@ -15,6 +15,8 @@
 
 pub mod gpu_arbiter;
 pub mod power;
+mod rate_limit;
+mod read_schedule;
 pub mod service;
 
 pub use gpu_arbiter::{GpuArbiter, Share, TenantReport, WindowAction};

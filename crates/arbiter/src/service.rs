@@ -13,9 +13,11 @@ use tessera_limits::control::Control;
 use tessera_limits::files::{self, OwnedMapping};
 use tessera_limits::limits::ShareMeaning;
 use tessera_limits::memory_account::{AccountSnapshot, WindowDemand};
-use tessera_limits::{Bytes, GrantLimits, UuidBytes, futex};
+use tessera_limits::{Bytes, GpuSlot, GrantLimits, MAX_GPUS, UuidBytes, futex};
 
 use crate::gpu_arbiter::{GpuArbiter, Share, TenantReport, WindowAction, WindowUsage};
+use crate::rate_limit::RateLimit;
+use crate::read_schedule::ReadSchedule;
 
 /// Interval in nanoseconds between two steps while a container wants a GPU. The arbiter polls,
 /// because a container may be unable to reach its wake-up pipe.
@@ -23,15 +25,12 @@ const BUSY_POLL_INTERVAL_NS: u64 = 10_000_000;
 /// Interval in nanoseconds between two steps while no container wants a GPU. Far below the
 /// heartbeat timeout.
 const IDLE_POLL_INTERVAL_NS: u64 = 50_000_000;
-/// Interval in nanoseconds between two reads of the account of a container that wants nothing.
-const QUIET_ACCOUNT_INTERVAL_NS: u64 = 400_000_000;
 
 /// Shortest interval in nanoseconds between two steps, however many wake-ups arrive.
 const MIN_STEP_INTERVAL_NS: u64 = 50_000;
-/// Number of wake-ups of one container per second. A container that sends more is ignored until the
-/// next second.
-const MAX_WAKEUPS_PER_SECOND: u32 = 4_000;
-const SECOND_NS: u64 = 1_000_000_000;
+/// Number of wake-ups of one container per second that the arbiter follows. A process sends one for each
+/// report, at most about one per millisecond.
+const MAX_WAKEUPS_PER_SECOND: u64 = 1_000;
 
 /// All grants of a node and the GPUs that they share.
 #[derive(Debug, Default)]
@@ -49,13 +48,13 @@ struct Tenant {
     control: OwnedMapping<Control>,
     account: File,
     wakeup_pipe: File,
-    /// Start of the current second, and the number of wake-ups since then.
-    wakeups: (u64, u32),
+    wakeups: RateLimit,
+    reads: ReadSchedule,
     limits: GrantLimits,
     revision: u64,
     snapshot: AccountSnapshot,
-    /// Time of the last read of the account, or `None` if the container has sent a wake-up since.
-    read_at: Option<u64>,
+    /// The reports on each GPU since the last read, with the number of the window they are about.
+    reports: [Option<(u32, TenantReport)>; MAX_GPUS],
 }
 
 impl Service {
@@ -76,11 +75,12 @@ impl Service {
             control,
             account,
             wakeup_pipe,
-            wakeups: (0, 0),
+            wakeups: RateLimit::per_second(MAX_WAKEUPS_PER_SECOND),
+            reads: ReadSchedule::default(),
             limits,
             revision,
             snapshot: AccountSnapshot::default(),
-            read_at: None,
+            reports: [None; MAX_GPUS],
         };
         self.tenants.insert(directory.into(), tenant);
         Ok(())
@@ -171,9 +171,9 @@ impl Service {
         let mut changed = Vec::new();
         for tenant in self.tenants.values_mut() {
             tenant.control.write_heartbeat(now);
-            if !tenant.is_unchanged(now) {
+            if tenant.reads.is_due(now, tenant.snapshot.is_idle()) {
                 tenant.read();
-                tenant.read_at = Some(now);
+                tenant.reads.record(now, tenant.snapshot.slot_count());
             }
             let revision = tenant.control.revision();
             if revision != tenant.revision
@@ -188,16 +188,15 @@ impl Service {
         }
         let mut next = now + IDLE_POLL_INTERVAL_NS;
         for (uuid, gpu) in &mut self.gpus {
+            let tenants = self.tenants.values_mut();
+            let reports: HashMap<u64, TenantReport> = tenants
+                .filter_map(|tenant| Some((tenant.id, tenant.report(tenant.limits.slot_of(*uuid)?))))
+                .collect();
+            let actions = gpu.step(now, |id| reports.get(&id).copied().unwrap_or_default());
             let find = |id: u64| {
                 let tenant = self.tenants.values().find(|tenant| tenant.id == id)?;
                 Some((tenant, tenant.limits.slot_of(*uuid)?))
             };
-            let actions = gpu.step(now, |id| {
-                let Some((tenant, slot)) = find(id) else { return TenantReport::default() };
-                let number = tenant.control.window(slot).number.load(Ordering::Relaxed);
-                let WindowDemand { wanting, drained } = tenant.snapshot.demand(slot, number);
-                TenantReport { wanting, drained, busy_ns: tenant.snapshot.busy(slot) }
-            });
             for action in actions {
                 let (WindowAction::Open { tenant: id, deadline }
                 | WindowAction::SetDeadline { tenant: id, deadline }) = action;
@@ -221,31 +220,27 @@ impl Service {
     /// Sleeps until a container sends a wake-up, but not beyond `end`.
     pub fn wait(&mut self, end: u64) {
         let begin = futex::now();
-        let mut pipes: Vec<libc::pollfd> = Vec::with_capacity(self.tenants.len());
+        let (mut listened, mut pipes, mut end) = (Vec::new(), Vec::new(), end);
         for tenant in self.tenants.values_mut() {
-            if begin - tenant.wakeups.0 > SECOND_NS {
-                tenant.wakeups = (begin, 0);
-            }
-            if tenant.wakeups.1 < MAX_WAKEUPS_PER_SECOND {
-                pipes.push(libc::pollfd {
-                    fd: tenant.wakeup_pipe.as_raw_fd(),
-                    events: libc::POLLIN,
-                    revents: 0,
-                });
+            if tenant.wakeups.is_open(begin) {
+                let fd = tenant.wakeup_pipe.as_raw_fd();
+                pipes.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+                listened.push(tenant);
+            } else {
+                end = end.min(tenant.wakeups.opens_at());
             }
         }
         if futex::poll(&mut pipes, end.saturating_sub(begin)) {
-            let mut bytes = [0; 512];
-            for tenant in self.tenants.values_mut() {
+            let now = futex::now();
+            let mut bytes = [0; 4096];
+            let woken = listened.iter_mut().zip(&pipes).filter(|(_, pipe)| pipe.revents != 0);
+            for (tenant, _) in woken {
                 // Bytes beyond the buffer stay in the pipe and are read next time.
-                let wakeups = tenant.wakeup_pipe.read(&mut bytes).unwrap_or(0);
-                if wakeups > 0 {
-                    tenant.read_at = None;
-                }
-                tenant.wakeups.1 =
-                    tenant.wakeups.1.saturating_add(u32::try_from(wakeups).unwrap_or(u32::MAX));
+                let _ = tenant.wakeup_pipe.read(&mut bytes);
+                tenant.wakeups.charge(now, 1);
+                tenant.reads.wake();
             }
-            futex::sleep((begin + MIN_STEP_INTERVAL_NS).saturating_sub(futex::now()));
+            futex::sleep((begin + MIN_STEP_INTERVAL_NS).saturating_sub(now));
         }
     }
 
@@ -257,15 +252,23 @@ impl Service {
 }
 
 impl Tenant {
-    /// Returns whether the account need not be read again: the container wanted nothing and has
-    /// sent no wake-up since.
-    fn is_unchanged(&self, now: u64) -> bool {
-        self.read_at.is_some_and(|read| now.saturating_sub(read) < QUIET_ACCOUNT_INTERVAL_NS)
-            && self.snapshot.is_idle()
-    }
-
     fn read(&mut self) {
         self.snapshot.read(|bytes, offset| self.account.read_at(bytes, offset));
+        self.reports = [None; MAX_GPUS];
+    }
+
+    /// Returns what the container reports about a GPU and the current window there, as last read.
+    fn report(&mut self, gpu: GpuSlot) -> TenantReport {
+        let number = self.control.window(gpu).number.load(Ordering::Relaxed);
+        match self.reports[gpu.index()] {
+            Some((reported, report)) if reported == number => report,
+            _ => {
+                let WindowDemand { wanting, drained } = self.snapshot.demand(gpu, number);
+                let report = TenantReport { wanting, drained, busy_ns: self.snapshot.busy(gpu) };
+                self.reports[gpu.index()] = Some((number, report));
+                report
+            }
+        }
     }
 }
 

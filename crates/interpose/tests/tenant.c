@@ -158,7 +158,7 @@ static S take(const char *way, size_t bytes) {
     H h = 0;
     size_t pitch;
     S s = 1;
-    struct { int type, handles, location, id; uint64_t rest[16]; } on_card = {1, 0, 1, device, {0}}, on_host = {1, 0, 2, 0, {0}};
+    struct { int type, handles, location, id; uint64_t rest[16]; } on_gpu = {1, 0, 1, device, {0}}, on_host = {1, 0, 2, 0, {0}};
     struct { size_t width, height, depth; unsigned format, channels, flags; } array = {1024, bytes / 4096, 0, 0x20, 1, 0};
     if (!strcmp(way, "plain")) s = p_cuMemAlloc(&p, bytes);
     if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
@@ -168,11 +168,11 @@ static S take(const char *way, size_t bytes) {
         array.height = 1024, array.depth = bytes >> 22, array.flags = 1;
         s = p_cuMipmappedArrayCreate(&h, &array, 11);
     }
-    if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
+    if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_gpu, 0);
     if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
     if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
     if (!strcmp(way, "left")) { /* allocates from a pool and destroys the pool at once */
-        s = p_cuMemPoolCreate(&h, &on_card);
+        s = p_cuMemPoolCreate(&h, &on_gpu);
         if (s == 0) s = p_cuMemAllocFromPoolAsync(&p, bytes, h, 0), s |= p_cuMemPoolDestroy(h);
     }
     if (!strcmp(way, "opened")) s = p_cuIpcOpenMemHandle(&p, (struct ipc){0x7000, bytes, {0}}, 1);

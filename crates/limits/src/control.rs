@@ -73,8 +73,13 @@ impl Control {
 
     /// Puts `limits` into use. Only the agent has write access to the file.
     pub fn write(&self, limits: &GrantLimits) {
+        self.write_words(&limits.to_words());
+    }
+
+    /// Puts limits into use that are stored as words. Readers reject words that are not sealed or out of range.
+    pub fn write_words(&self, words: &[u64; WORDS]) {
         let revision = self.revision().wrapping_add(1);
-        for (stored, word) in self.words(revision).iter().zip(limits.to_words()) {
+        for (stored, &word) in self.words(revision).iter().zip(words) {
             stored.store(word, Ordering::Relaxed);
         }
         self.revision.store(revision, Ordering::Release);

@@ -98,7 +98,7 @@ impl GrantLimits {
                 u64::from(gpu.compute_percent) | u64::from(gpu.compute_ceiling_percent) << 32,
             ]);
         }
-        words[WORDS - 1] = checksum(&words[..WORDS - 1]);
+        seal(&mut words);
         words
     }
 
@@ -148,6 +148,11 @@ impl fmt::Display for UuidBytes {
         let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
         write!(f, "GPU-{a}-{b}-{c}-{d}-{e}")
     }
+}
+
+/// Writes the checksum of the words before it into the last word.
+pub fn seal(words: &mut [u64; WORDS]) {
+    words[WORDS - 1] = checksum(&words[..WORDS - 1]);
 }
 
 fn gpu_from_words(words: &[u64]) -> Result<GpuLimit, InvalidLimits> {

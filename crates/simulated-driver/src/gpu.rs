@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Memory of the GPU: 80 GiB.
 pub const TOTAL_BYTES: u64 = 80 << 30;
-const UUID: [u8; 16] = *b"simulated-card-0";
+const UUID: [u8; 16] = *b"simulated-gpu-00";
 /// Memory that one context takes.
 pub const CONTEXT_BYTES: u64 = 500 << 20;
 const MAX_PROCESSES: usize = 2048;

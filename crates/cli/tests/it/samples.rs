@@ -116,11 +116,11 @@ fn varied() -> Stage {
         share("twenty", "sixteen", 5, 20, 8),
         ending,
         ended,
-        shared("default", "spread-over-cards", "mixed", 10, 0),
+        shared("default", "spread-over-gpus", "mixed", 10, 0),
         pod("default", "nobody-told", "mixed", &[("aliyun.com/gpu-mem", 4)], json!({})),
         pod(
             "default",
-            "two-cards",
+            "two-gpus",
             "mixed",
             &[("aliyun.com/gpu-mem", 8)],
             json!({ "scheduler.framework.gpushare.allocation": r#"{"0":{"0":2,"1":6}}"# }),

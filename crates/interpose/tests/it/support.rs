@@ -13,7 +13,7 @@ use tessera_limits::memory_account::AccountSnapshot;
 use tessera_limits::{Bytes, Control, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
 
 /// UUID of the first simulated GPU. Further GPUs have a higher last byte.
-const UUID: [u8; 16] = *b"simulated-card-0";
+const UUID: [u8; 16] = *b"simulated-gpu-00";
 
 /// MiB that a context takes in the simulated driver.
 pub(crate) const CONTEXT: u64 = 500;
@@ -335,7 +335,7 @@ impl Arbiter {
     pub(crate) fn start(containers: &[&Container]) -> Self {
         let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
         let child = Command::new(Built::get().arbiter())
-            .args(["run", "60", "73696d756c617465642d636172642d30"])
+            .args(["run", "60", "73696d756c617465642d6770752d3030"])
             .args(&folders)
             .stdout(Stdio::null())
             .spawn()

@@ -17,6 +17,9 @@ pub struct AccountSnapshot {
     head: Vec<u8>,
     bytes: Vec<u8>,
     slots: usize,
+    /// True if a process wants a GPU.
+    has_demand: bool,
+    is_awaiting_measurement: bool,
 }
 
 /// The demand of a container on one GPU.
@@ -69,11 +72,21 @@ impl AccountSnapshot {
         self.head.truncate(read);
         self.slots = (u32_at(&self.head, offset_of!(MemoryAccount, used_slots)) as usize).min(SLOTS);
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
-        if self.slots == 0 {
-            return;
+        if self.slots > 0 {
+            let read = read_at(&mut self.bytes, offset_of!(MemoryAccount, slots) as u64).unwrap_or(0);
+            self.slots = self.slots.min(read / size_of::<Slot>());
         }
-        let read = read_at(&mut self.bytes, offset_of!(MemoryAccount, slots) as u64).unwrap_or(0);
-        self.slots = read / size_of::<Slot>();
+        // The arbiter asks for these more often than it reads.
+        let is_awaiting =
+            self.live_slots().any(|slot| u32_at(slot, offset_of!(Slot, awaiting_measurement)) > 0);
+        let has_demand = self.live_slots().any(|slot| GpuSlot::all().any(|gpu| wants_at(slot, gpu)));
+        (self.is_awaiting_measurement, self.has_demand) = (is_awaiting, has_demand);
+    }
+
+    /// Returns the number of slots that were read.
+    #[must_use]
+    pub fn slot_count(&self) -> usize {
+        self.slots
     }
 
     /// Returns how many live processes want the GPU, and how many of these have drained the window
@@ -82,10 +95,9 @@ impl AccountSnapshot {
     pub fn demand(&self, gpu: GpuSlot, window: u32) -> WindowDemand {
         let mut total = WindowDemand::default();
         for slot in self.live_slots() {
-            let demand = offset_of!(Slot, demand) + gpu.index() * size_of::<GpuDemand>();
-            if u32_at(slot, demand) == 1 {
+            if wants_at(slot, gpu) {
                 total.wanting += 1;
-                let drained = u32_at(slot, demand + offset_of!(GpuDemand, drained));
+                let drained = u32_at(slot, demand_offset(gpu) + offset_of!(GpuDemand, drained));
                 total.drained += u32::from(drained == window);
             }
         }
@@ -109,13 +121,13 @@ impl AccountSnapshot {
     /// Returns whether a process waits until its memory has been measured.
     #[must_use]
     pub fn is_awaiting_measurement(&self) -> bool {
-        self.live_slots().any(|slot| u32_at(slot, offset_of!(Slot, awaiting_measurement)) > 0)
+        self.is_awaiting_measurement
     }
 
     /// Returns whether no process wants a GPU or waits for a measurement.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        !self.is_awaiting_measurement() && GpuSlot::all().all(|gpu| self.demand(gpu, 0).wanting == 0)
+        !self.is_awaiting_measurement && !self.has_demand
     }
 
     /// Returns the ids of the live processes, as the container numbers them.
@@ -152,6 +164,16 @@ impl AccountSnapshot {
             owner != 0 && owner & OWNER_DIED == 0
         })
     }
+}
+
+/// Returns the offset of a GPU's demand in a slot.
+fn demand_offset(gpu: GpuSlot) -> usize {
+    offset_of!(Slot, demand) + gpu.index() * size_of::<GpuDemand>()
+}
+
+/// Returns whether the process of a slot wants a GPU.
+fn wants_at(slot: &[u8], gpu: GpuSlot) -> bool {
+    u32_at(slot, demand_offset(gpu) + offset_of!(GpuDemand, wants)) == 1
 }
 
 /// Returns what a slot holds of a GPU.

@@ -15,9 +15,30 @@ pub(crate) struct Gpu {
     pub(crate) overlaps: Cell<bool>,
     /// End of all kernels queued so far.
     busy_until: Cell<Nanos>,
-    /// Begin and end of every kernel, with the container that launched it.
-    kernels: RefCell<Vec<(usize, Nanos, Nanos)>>,
+    /// The kernels of each container.
+    kernels: RefCell<Vec<ContainerKernels>>,
     next_event: Cell<u32>,
+}
+
+/// What a container has done on the GPU so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    /// Time in which its kernels ran, concurrent ones counted once.
+    pub(crate) busy: Nanos,
+    /// Kernels that have ended.
+    pub(crate) completed: u64,
+}
+
+/// The kernels of a container. Only those that have not ended are kept one by one.
+#[derive(Debug, Default)]
+struct ContainerKernels {
+    /// Begin and end of each kernel that had not ended when the kernels were last counted.
+    pending: Vec<(Nanos, Nanos)>,
+    work: Work,
+    /// Moment up to which busy time is counted.
+    counted_until: Nanos,
+    /// Number of pending kernels from which on they are counted again.
+    most: usize,
 }
 
 /// The driver of one process.
@@ -41,25 +62,41 @@ pub(crate) const MAIN_THREAD: u64 = 100;
 /// The one context of each process.
 const CONTEXT: ContextId = ContextId(0x1000);
 
-impl Gpu {
-    /// Returns the time until `end` in which kernels of a container ran, concurrent ones counted once.
-    pub(crate) fn busy(&self, container: usize, begin: Nanos, end: Nanos) -> Nanos {
-        let kernels = self.kernels.borrow();
-        let mut own: Vec<_> = kernels.iter().filter(|kernel| kernel.0 == container).collect();
-        own.sort_by_key(|kernel| kernel.1);
-        let (mut busy, mut counted) = (Nanos::ZERO, begin);
-        for &&(_, from, to) in &own {
-            let (from, to) = (from.max(counted), to.min(end));
-            busy += to - from;
-            counted = counted.max(to);
+impl ContainerKernels {
+    /// Counts the work up to now. Kernels that are launched later begin later.
+    fn count(&mut self, now: Nanos) {
+        self.pending.sort_unstable();
+        for &(begin, end) in &self.pending {
+            let (from, to) = (begin.max(self.counted_until), end.min(now));
+            self.work.busy += to - from;
+            self.counted_until = self.counted_until.max(to);
+            self.work.completed += u64::from(end <= now);
         }
-        busy
+        self.pending.retain(|&(_, end)| end > now);
+        self.most = self.pending.len() * 2 + 1_000;
+    }
+}
+
+impl Gpu {
+    /// Returns what a container has done until now.
+    pub(crate) fn work(&self, container: usize) -> Work {
+        let mut kernels = self.kernels.borrow_mut();
+        let Some(own) = kernels.get_mut(container) else { return Work::default() };
+        own.count(self.now.get());
+        own.work
     }
 
-    /// Returns the kernels of a container that ended between two moments.
-    pub(crate) fn completed(&self, container: usize, begin: Nanos, end: Nanos) -> usize {
-        let kernels = self.kernels.borrow();
-        kernels.iter().filter(|&&(of, _, to)| of == container && to > begin && to <= end).count()
+    /// Adds a kernel of a container.
+    fn add(&self, container: usize, begin: Nanos, end: Nanos) {
+        let mut kernels = self.kernels.borrow_mut();
+        if kernels.len() <= container {
+            kernels.resize_with(container + 1, ContainerKernels::default);
+        }
+        let own = &mut kernels[container];
+        own.pending.push((begin, end));
+        if own.pending.len() > own.most {
+            own.count(self.now.get());
+        }
     }
 
     /// Returns the work that is queued at this moment.
@@ -94,7 +131,7 @@ impl SimulatedDriver {
         let begin = if gpu.overlaps.get() { begin } else { begin.max(gpu.busy_until.get()) };
         *end_of_stream = begin + length;
         gpu.busy_until.set(gpu.busy_until.get().max(*end_of_stream));
-        gpu.kernels.borrow_mut().push((self.container, begin, *end_of_stream));
+        gpu.add(self.container, begin, *end_of_stream);
         *end_of_stream
     }
 

@@ -54,10 +54,10 @@ fn time_without_a_limit_is_neither_owed_nor_charged() {
     world.run(RUN);
     assert_eq!(world.charged(0), before, "nothing is charged without a limit");
     world.set_percent(0, 50);
-    let begin = world.now();
+    let busy_before = world.gpu.work(0).busy;
     let percent = world.busy_percent(0, Nanos::from_secs(1));
     assert!(percent >= 49.0, "{percent:.2} % in the first second under the limit");
-    let (busy, charged) = (world.gpu.busy(0, begin, world.now()), world.charged(0) - before);
+    let (busy, charged) = (world.gpu.work(0).busy - busy_before, world.charged(0) - before);
     assert!(charged <= busy + busy / 50, "{charged:?} charged for {busy:?}");
 }
 
@@ -71,12 +71,44 @@ fn tenants_of_an_arbiter_get_their_shares_beside_each_other() {
         }
         world.start_arbiter();
         world.run(Nanos::from_secs(1));
-        let begin = world.now();
+        let before = [0, 1].map(|container| world.gpu.work(container).busy);
         world.run(RUN);
         for (container, percent) in [(0, one), (1, two)] {
-            let busy = world.gpu.busy(container, begin, begin + RUN).0 as f64 * 100.0 / RUN.0 as f64;
+            let busy = world.gpu.work(container).busy - before[container];
+            let busy = busy.0 as f64 * 100.0 / RUN.0 as f64;
             println!("{one}/{two}: {busy:.2} % for {percent} %");
             assert!((busy - f64::from(percent)).abs() <= POINTS, "{one}/{two}: {busy:.2} % for {percent} %");
+        }
+    }
+}
+
+/// A program with pauses returns its windows and arrives again, so it cuts the windows of the other one. The
+/// time that it keeps from others is its own, so the other container gets its share.
+#[test]
+fn a_busy_container_gets_its_share_beside_one_that_pauses() {
+    let micros = Nanos::from_micros;
+    let pausing = [(10, 10, 5_000), (100, 10, 3_000), (300, 10, 500), (300, 10, 2_000), (1_000, 50, 5_000)];
+    for (kernel, sync_every, pause) in pausing {
+        let program = Program { kernel: micros(kernel), sync_every, pause: micros(pause), ..ONE };
+        for (own, other) in [(10, 85), (30, 60)] {
+            for is_soft in [false, true] {
+                let mut world = World::new();
+                let [pausing, busy] = [own, other].map(|percent| match is_soft {
+                    true => world.add_soft_container(percent),
+                    false => world.add_container(percent),
+                });
+                world.add_process(pausing, program);
+                world.add_process(busy, ONE);
+                world.start_arbiter();
+                world.run(Nanos::from_secs(1));
+                let before = world.gpu.work(pausing).busy;
+                let got = world.busy_percent(busy, RUN);
+                let rest = (world.gpu.work(pausing).busy - before).0 as f64 * 100.0 / RUN.0 as f64;
+                let name = format!("{own}/{other}, soft: {is_soft}, {program:?}: {rest:.2} and {got:.2} %");
+                assert!(got >= f64::from(other) - POINTS, "{name}");
+                // Bursts of 50 ms fill whole windows.
+                assert!(sync_every < 50 || rest >= f64::from(own) - POINTS, "{name}");
+            }
         }
     }
 }
@@ -130,11 +162,11 @@ fn pauses_are_not_charged() {
             world.start_arbiter();
         }
         world.run(Nanos::from_secs(1));
-        let (begin, before) = (world.now(), world.charged(0));
+        let (busy, charged) = (world.gpu.work(0).busy, world.charged(0));
         let launches = world.launches(0)[0];
         world.run(RUN);
         let requests = (world.launches(0)[0] - launches) / 10;
-        let (busy, charged) = (world.gpu.busy(0, begin, begin + RUN), world.charged(0) - before);
+        let (busy, charged) = (world.gpu.work(0).busy - busy, world.charged(0) - charged);
         println!("{charged:?} charged for {busy:?} of kernels in {requests} requests");
         let most = busy + Nanos::from_micros(200) * requests;
         assert!(charged >= busy && charged <= most, "{charged:?} charged for {busy:?}, at most {most:?}");

@@ -19,8 +19,7 @@ const POINTS: f64 = 1.0;
 
 /// Asserts that a container is charged for the time in which its kernels ran, and for little more: pauses
 /// between kernels in which no other container could use the GPU.
-fn assert_charged(world: &World, begin: Nanos, before: Nanos, name: &str) {
-    let (busy, charged) = (world.gpu.busy(0, begin, world.now()), world.charged(0) - before);
+fn assert_charged(busy: Nanos, charged: Nanos, name: &str) {
     // The last poll may be this long ago.
     let unseen = QUEUE_LIMIT;
     assert!(charged + unseen >= busy, "{name}: {charged:?} charged for {busy:?}");
@@ -35,10 +34,10 @@ fn share_of(program: Program, percent: u32, has_arbiter: bool) -> f64 {
             world.start_arbiter();
         }
         world.run(WARM_UP);
-        let (begin, before) = (world.now(), world.charged(0));
+        let (busy, charged) = (world.gpu.work(0).busy, world.charged(0));
         let kernels = world.kernels_in(0, RUN);
         if percent < 100 {
-            assert_charged(&world, begin, before, program.name);
+            assert_charged(world.gpu.work(0).busy - busy, world.charged(0) - charged, program.name);
         }
         assert_eq!(world.threads_asleep_at_an_open_gate(0), 0, "{}", program.name);
         kernels as f64

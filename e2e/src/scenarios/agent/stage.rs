@@ -28,7 +28,7 @@ use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};
 
 /// The GPU with the UUID of the simulated driver's GPU.
 pub(super) const SIMULATED: u8 = 7;
-const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-636172642d30";
+const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-6770752d3030";
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 

@@ -1,0 +1,212 @@
+//! One tenant of a GPU: its accounts, and the charges for its windows.
+
+use tessera_throttle::Nanos;
+use tessera_throttle::pacer::Pacer;
+
+use super::{
+    DRAIN_TIMEOUT_NS, IdleAllowance, MAX_CUT_COST_NS, MAX_DEBT_NS, QUANTUM, STUCK_TIMEOUT_NS,
+    STUCK_WINDOW_NS, Share, TenantReport, WindowUsage,
+};
+
+/// Longest time in nanoseconds for which others kept a tenant waiting that it may make good.
+const MAX_KEPT_WAITING_NS: u64 = 1_000_000_000;
+
+#[derive(Debug)]
+pub(super) struct Tenant<Id> {
+    pub(super) id: Id,
+    pub(super) share: Share,
+    pub(super) seen: TenantReport,
+    /// True if the tenant began to want the GPU and has had no window since.
+    pub(super) has_arrived: bool,
+    /// Time since which the tenant has wanted the GPU or its last window was charged. From then on
+    /// it waits for others, unless its own account stops it.
+    waits_since: u64,
+    /// Nanoseconds for which others kept the tenant waiting and that it has not made good yet.
+    kept_waiting: u64,
+    /// Time at which the tenant last ceased to want the GPU, and how much lower its virtual time was then
+    /// than that of the others.
+    left_at: u64,
+    owed: u64,
+    /// Limits the tenant to its ceiling.
+    pacer: Pacer,
+    pub(super) virtual_time: u64,
+    idle_allowance: IdleAllowance,
+    /// Nanoseconds for which work of the tenant blocked others after the end of its windows, less what
+    /// the tenant's share has paid since.
+    pub(super) overstayed: u64,
+    overstayed_at: u64,
+    pub(super) usage: WindowUsage,
+    /// The window that the tenant lost while its work still ran.
+    pub(super) overrun: Option<Running>,
+}
+
+/// A window that is open or being drained.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) tenant: usize,
+    pub(super) since: u64,
+    pub(super) deadline: u64,
+    /// Nanoseconds after the deadline for which the window stays reserved while its work runs. 0 if
+    /// the work had already overrun an earlier window.
+    pub(super) drain_timeout: u64,
+    /// The tenant for which the window was cut.
+    pub(super) cut_for: Option<usize>,
+    /// Time of the last step.
+    pub(super) stepped_at: u64,
+    /// Busy time that the tenant had reported when the window opened.
+    reported_busy: u64,
+    /// Nanoseconds of the window that have been charged to the tenant's account.
+    charged: u64,
+    /// Nanoseconds of the window that have been added to the tenant's virtual time.
+    occupied: u64,
+    /// Nanoseconds of the window that are believed to be idle.
+    idle: u64,
+}
+
+/// A window that was cut: the idle time in it that its tenant did not cause.
+#[derive(Debug)]
+pub(super) struct Cut {
+    /// The tenant of the window.
+    pub(super) loser: usize,
+    /// The tenant for which the window was cut.
+    pub(super) winner: usize,
+    pub(super) idle: u64,
+}
+
+impl Running {
+    /// Returns what the tenant for which the window was cut has to pay, once the window has ended.
+    pub(super) fn cut(&self) -> Option<Cut> {
+        Some(Cut { loser: self.tenant, winner: self.cut_for?, idle: self.idle.min(MAX_CUT_COST_NS) })
+    }
+}
+
+impl<Id> Tenant<Id> {
+    pub(super) fn new(id: Id, share: Share, virtual_time: u64) -> Self {
+        Self {
+            id,
+            share,
+            seen: TenantReport::default(),
+            has_arrived: false,
+            waits_since: 0,
+            kept_waiting: 0,
+            left_at: 0,
+            owed: 0,
+            pacer: Pacer::default(),
+            virtual_time,
+            idle_allowance: IdleAllowance::default(),
+            overstayed: 0,
+            overstayed_at: 0,
+            usage: WindowUsage::default(),
+            overrun: None,
+        }
+    }
+
+    /// Records that the tenant wants the GPU again. It gets no compensation for the time in which it did
+    /// not. What others owed it before is due, less the time that has passed since. `least` is the lowest
+    /// virtual time of the other tenants.
+    pub(super) fn arrive(&mut self, now: u64, least: u64) {
+        let passed = now.saturating_sub(self.left_at);
+        let owed = self.owed.saturating_sub(self.virtual_length(passed));
+        self.virtual_time = self.virtual_time.max(least.saturating_sub(owed));
+        self.kept_waiting = self.kept_waiting.saturating_sub(passed);
+        (self.has_arrived, self.waits_since) = (true, now);
+    }
+
+    /// Records that the tenant does not want the GPU any more.
+    pub(super) fn leave(&mut self, now: u64, least: u64) {
+        let most = self.virtual_length(MAX_KEPT_WAITING_NS);
+        (self.left_at, self.owed) = (now, least.saturating_sub(self.virtual_time).min(most));
+    }
+
+    /// Changes the share. The account starts again, because its debt was computed for the old share.
+    pub(super) fn set_share(&mut self, share: Share) {
+        (self.share, self.pacer) = (share, Pacer::default());
+    }
+
+    pub(super) fn may_run(&self, now: u64) -> bool {
+        self.eligible_at() <= now
+    }
+
+    /// Returns the earliest time of the tenant's next window.
+    pub(super) fn eligible_at(&self) -> u64 {
+        match &self.overrun {
+            Some(window) => window.deadline + STUCK_TIMEOUT_NS,
+            None if self.share.is_limited() => self.pacer.opens_at().0,
+            None => 0,
+        }
+    }
+
+    /// Forgets overstayed time, as fast as the tenant's share pays for it.
+    pub(super) fn forget_overstayed(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.overstayed_at);
+        let paid = passed / 100 * u64::from(self.share.compute_percent.max(1));
+        (self.overstayed, self.overstayed_at) = (self.overstayed.saturating_sub(paid), now);
+    }
+
+    /// Returns the key by which tenants are ordered.
+    ///
+    /// A tenant whose work has overrun comes first once it is eligible, because its work may depend
+    /// on work of its own that waits, and its virtual time keeps growing. Tenants with a share come
+    /// before tenants without one.
+    pub(super) fn order(&self) -> (bool, bool, u64) {
+        (self.overrun.is_none(), self.share.compute_percent == 0, self.virtual_time)
+    }
+
+    /// Opens a window. `tenant` is the place of this tenant.
+    pub(super) fn open(&mut self, tenant: usize, now: u64) -> Running {
+        (self.usage.windows, self.has_arrived) = (self.usage.windows + 1, false);
+        let waited = now.saturating_sub(self.waits_since.max(self.pacer.opens_at().0));
+        self.kept_waiting = (self.kept_waiting + waited).min(MAX_KEPT_WAITING_NS);
+        let has_overrun = self.overrun.take().is_some();
+        let length = if has_overrun { STUCK_WINDOW_NS } else { QUANTUM };
+        Running {
+            tenant,
+            since: now,
+            deadline: now + length,
+            drain_timeout: if has_overrun { 0 } else { DRAIN_TIMEOUT_NS },
+            cut_for: None,
+            stepped_at: now,
+            reported_busy: self.seen.busy_ns,
+            charged: 0,
+            occupied: 0,
+            idle: 0,
+        }
+    }
+
+    /// Charges the part of a window that has passed since the last charge.
+    pub(super) fn charge(&mut self, window: &mut Running, now: u64, factor: u64) {
+        let open = now.saturating_sub(window.since);
+        self.charge_occupied(open.saturating_sub(window.occupied));
+        window.occupied = open;
+        let reported_idle = open.saturating_sub(self.seen.busy_ns.saturating_sub(window.reported_busy));
+        let ceiling = self.share.compute_ceiling_percent;
+        window.idle = self.idle_allowance.believe(now, ceiling, open, reported_idle, window.idle);
+        let (from, busy) =
+            (window.since + window.charged, (open - window.idle).saturating_sub(window.charged));
+        window.charged += busy;
+        self.waits_since = now;
+        self.usage.time_ns += busy;
+        let owed = self.pacer.opens_at().0.saturating_sub(now) / 100 * u64::from(ceiling);
+        if self.share.is_limited() && owed < MAX_DEBT_NS {
+            let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
+            self.pacer.charge_after(Nanos(self.kept_waiting), Nanos(from), Nanos(from + counted), ceiling);
+            self.kept_waiting = self.kept_waiting.min(now.saturating_sub(self.pacer.opens_at().0));
+        }
+    }
+
+    /// Charges time for which the tenant kept the GPU from others.
+    pub(super) fn charge_occupied(&mut self, occupied: u64) {
+        self.virtual_time += self.virtual_length(occupied);
+    }
+
+    /// Returns the idle time of a cut window to the tenant that lost the window.
+    pub(super) fn compensate(&mut self, idle: u64) {
+        self.virtual_time = self.virtual_time.saturating_sub(self.virtual_length(idle));
+        self.idle_allowance.add(idle);
+    }
+
+    /// Returns a time divided by the share.
+    fn virtual_length(&self, time: u64) -> u64 {
+        time * 100 / u64::from(self.share.compute_percent.max(1))
+    }
+}
