@@ -26,7 +26,7 @@ use tessera_node::{
     gpus::Gpus,
     open_files,
     pod_resources::{PodResources, PodResourcesError},
-    processes::Processes,
+    processes::{ProcessSignal, Processes},
 };
 use tessera_wire::kubelet::device_id::Resource;
 use tokio::{
@@ -292,7 +292,7 @@ impl<C: Cluster> Shell<C> {
                 self.accounts.set_uncharged((pod, container), gpu, bytes, at);
             }
             Action::Kill { pid, started } => {
-                if let Err(error) = self.processes.kill(pid, started) {
+                if let Err(error) = self.processes.signal(pid, started, ProcessSignal::Kill) {
                     tracing::warn!(pid, %error, "cannot kill a process outside its grant; will retry at the next check");
                 }
             }
