@@ -11,6 +11,7 @@ mod library;
 mod plugin;
 mod sampler;
 mod standalone;
+mod throttle;
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +37,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin};
+use self::{
+    account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin, throttle::Throttle,
+};
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     library::install_library,
@@ -110,7 +113,9 @@ pub async fn run<C: Cluster>(
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let processes = Processes::at(ports.sampling.proc_root.clone());
-    let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
+    let libraries = settings.isolation.library.as_ref().map(library::library_files).unwrap_or_default();
+    let sampler = Sampler::new(ports.gpus.clone(), ports.sampling).with_libraries(libraries);
+    let sampler = Arc::new(sampler);
     if let Some(listener) = ports.listen {
         tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
     }
@@ -120,6 +125,7 @@ pub async fn run<C: Cluster>(
     let arbiter = Arbiter::start(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
     let accounts = AccountReader::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
+    let throttle = Throttle::start(processes.clone(), stop.clone()).map_err(RunError::Thread)?;
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
     let stopped = stop.clone();
@@ -138,6 +144,7 @@ pub async fn run<C: Cluster>(
         grants,
         arbiter,
         accounts,
+        throttle,
         processes,
         messages,
         sampler,
@@ -164,6 +171,7 @@ struct Shell<C> {
     grants: Grants,
     arbiter: Arbiter,
     accounts: AccountReader,
+    throttle: Throttle,
     processes: Processes,
     messages: Messages,
     sampler: Arc<Sampler>,
@@ -222,6 +230,7 @@ impl<C: Cluster> Shell<C> {
         drop(inbox);
         self.calls.clear();
         while self.tasks.join_next().await.is_some() {}
+        self.throttle.end();
     }
 
     fn handle(&mut self, event: Event) {
@@ -294,6 +303,12 @@ impl<C: Cluster> Shell<C> {
             Action::Kill { pid, started } => {
                 if let Err(error) = self.processes.signal(pid, started, ProcessSignal::Kill) {
                     tracing::warn!(pid, %error, "cannot kill a process outside its grant; will retry at the next check");
+                }
+            }
+            Action::Throttle { pid, started, cycle } => self.throttle.set(pid, started, cycle),
+            Action::Resume { pid, started } => {
+                if let Err(error) = self.processes.signal(pid, started, ProcessSignal::Continue) {
+                    tracing::warn!(pid, %error, "cannot resume a process that an earlier agent has stopped; send it SIGCONT");
                 }
             }
             Action::RecordPodEvent { uid, namespace, name, reason, message } => {

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, LibraryError, WithoutLibrary};
+use tessera_agent::controller::{
+    AgentSettings, InstalledLibrary, Isolation, LibraryError, OnEscape, WithoutLibrary,
+};
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
@@ -22,7 +24,7 @@ use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::{Registration, Strategy};
+use self::arguments::{EscapeAction, Registration, Strategy};
 use crate::{host, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -133,7 +135,20 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
         without_library,
         allow_opt_out: arguments.allow_opt_out,
         meaning: arguments.share_means.into(),
-        kill_escaped: arguments.kill_escaped,
+        on_escape: on_escape(arguments),
+    }
+}
+
+/// Returns what happens to processes that escape. The old flag takes precedence.
+fn on_escape(arguments: &Arguments) -> OnEscape {
+    if arguments.kill_escaped {
+        tracing::warn!("--kill-escaped is deprecated; use --on-escape kill");
+        return OnEscape::Kill;
+    }
+    match arguments.on_escape {
+        EscapeAction::Report => OnEscape::Report,
+        EscapeAction::Throttle => OnEscape::Throttle,
+        EscapeAction::Kill => OnEscape::Kill,
     }
 }
 

@@ -185,7 +185,8 @@ fn measure(
         }
     }
     sampler.report(reports, Duration::from_nanos(futex::now().saturating_sub(used.at)));
-    let sample = UsageSample { at, sampled_gpus, processes, accounts: read };
+    let times = sampler.container_times();
+    let sample = UsageSample { at, sampled_gpus, processes, times, accounts: read };
     let _ended = messages.send(Message::Event(Event::UsageSampled(Box::new(sample))));
 }
 
