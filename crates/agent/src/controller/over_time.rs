@@ -71,7 +71,8 @@ impl TimeHistory {
 
     /// Returns the busy part of the last measurement, from 0 to 1.
     pub(super) fn latest_part(&self) -> Option<f64> {
-        let [.., before, now] = &*self.points.iter().copied().collect::<Vec<_>>() else { return None };
+        let mut latest = self.points.iter().rev();
+        let (now, before) = (latest.next()?, latest.next()?);
         let change = difference(*now, *before);
         Some(change.busy.as_secs_f64() / change.measured.as_secs_f64())
     }
