@@ -3,6 +3,7 @@
 
 mod account_reader;
 mod arbiter;
+mod arbiter_watch;
 mod cluster;
 mod gpus;
 mod grants;
