@@ -14,7 +14,7 @@ use rustix::{
 };
 use tessera_wire::foreign::cgroup::{self, CgroupOwner};
 
-pub use self::mapped_files::FileId;
+pub use self::mapped_files::{FileId, Mapping};
 
 /// Name of the initial PID namespace, which is the same on every kernel.
 const INITIAL_NAMESPACE: &str = "pid:[4026531836]";

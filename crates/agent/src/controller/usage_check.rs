@@ -415,6 +415,9 @@ impl Granted<'_> {
                 0 => 100,
                 ceiling => ceiling,
             });
+            // Simulated processes compute without windows.
+            let are_real = tenant.processes.iter().any(|process| process.library != LibraryMapping::NoMemory);
+            let history = history.filter(|_| are_real);
             if let Some(over) = history.and_then(|history| history.over_time(ceiling)) {
                 let percent = |part: Duration| 100.0 * part.as_secs_f64() / over.measured.as_secs_f64();
                 let message = format!(

@@ -65,6 +65,8 @@ pub enum LibraryMapping {
     Mapped,
     /// The process has not mapped the library.
     NotMapped,
+    /// The process has no memory, so it cannot use a GPU. Simulated processes have none.
+    NoMemory,
 }
 
 /// GPU time of a container on one GPU since the agent started. All values only grow, and belong to the

@@ -18,7 +18,7 @@ use tessera_cluster::FailureLog;
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
     gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval, SampleProgress},
-    processes::{FileId, ProcessCache, Processes, RunState},
+    processes::{FileId, Mapping, ProcessCache, Processes, RunState},
 };
 
 use crate::{
@@ -235,13 +235,11 @@ impl Sampler {
         pid: u32,
         unreadable: &mut FailureLog,
     ) -> LibraryMapping {
-        if self.libraries.is_empty() {
-            return LibraryMapping::Unknown;
-        }
-        match processes.has_mapped(pid, &self.libraries) {
-            Ok(Some(true)) => LibraryMapping::Mapped,
-            Ok(Some(false)) => LibraryMapping::NotMapped,
-            Ok(None) => LibraryMapping::Unknown,
+        match processes.mapping(pid, &self.libraries) {
+            Ok(Mapping::Present) => LibraryMapping::Mapped,
+            Ok(Mapping::Absent) if !self.libraries.is_empty() => LibraryMapping::NotMapped,
+            Ok(Mapping::Absent | Mapping::Similar) => LibraryMapping::Unknown,
+            Ok(Mapping::NoMemory) => LibraryMapping::NoMemory,
             Err(error) => {
                 if unreadable.record(&error.to_string()) {
                     tracing::warn!(

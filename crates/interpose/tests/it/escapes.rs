@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tessera_node::processes::{FileId, Processes};
+use tessera_node::processes::{FileId, Mapping, Processes};
 
 use crate::support::{Built, Container, ManualArbiter, Tenant, until};
 
@@ -97,11 +97,11 @@ fn each_known_way_past_the_library_is_prevented_or_visible_to_the_agent() {
         // The launch reaches the GPU, or waits for the closed window.
         until(|| container.work_ns() > 0 || account.want() > 0);
         let has_computed = container.work_ns() > 0;
-        let is_mapped = Processes::at("/proc".into()).has_mapped(program.child.id(), &library).unwrap();
-        let outcome = match (memory.as_str(), has_computed, is_mapped) {
-            ("2", false, Some(true)) => Prevented,
-            ("0", true, Some(false)) => WithoutLibrary,
-            ("0", true, Some(true)) => OverLimits,
+        let mapping = Processes::at("/proc".into()).mapping(program.child.id(), &library).unwrap();
+        let outcome = match (memory.as_str(), has_computed, mapping) {
+            ("2", false, Mapping::Present) => Prevented,
+            ("0", true, Mapping::Absent) => WithoutLibrary,
+            ("0", true, Mapping::Present) => OverLimits,
             other => panic!("{row}: {other:?}"),
         };
         assert_eq!(outcome, *expected, "{row}");

@@ -14,6 +14,20 @@ pub struct FileId {
     pub inode: u64,
 }
 
+/// Whether a process has mapped a file as code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// The process has mapped the file.
+    Present,
+    /// The process has not mapped the file.
+    Absent,
+    /// The process has mapped a file with the same inode of another device. That may be the same file, in
+    /// a file system that reports yet another device.
+    Similar,
+    /// The process has no memory, because it has ended.
+    NoMemory,
+}
+
 impl FileId {
     /// Returns the identities under which mappings of a file may appear.
     ///
@@ -64,42 +78,42 @@ fn code_files(maps: &str) -> impl Iterator<Item = FileId> {
 }
 
 impl Processes {
-    /// Returns whether a process has mapped one of `files` as code, or `None` if that is not certain:
-    /// the process has no memory any more, or it has mapped a file with the same inode of another device.
-    /// That may be the same file, in a file system that reports yet another device.
+    /// Returns whether a process has mapped one of `files` as code.
     ///
     /// # Errors
     /// Fails if the kernel does not let the caller read the mappings. That needs the capability
     /// `SYS_PTRACE` for processes of other containers.
-    pub fn has_mapped(&self, pid: u32, files: &BTreeSet<FileId>) -> io::Result<Option<bool>> {
+    pub fn mapping(&self, pid: u32, files: &BTreeSet<FileId>) -> io::Result<Mapping> {
         let own = self.root.join(pid.to_string());
         let of_thread = |path: &Path| match fs::read_to_string(path.join("maps")) {
-            Ok(maps) if maps.is_empty() => Ok(None),
-            Ok(maps) if code_files(&maps).any(|file| files.contains(&file)) => Ok(Some(true)),
+            Ok(maps) if maps.is_empty() => Ok(Mapping::NoMemory),
+            Ok(maps) if code_files(&maps).any(|file| files.contains(&file)) => Ok(Mapping::Present),
             Ok(maps) => {
                 let is_similar = |file: FileId| files.iter().any(|known| known.inode == file.inode);
-                Ok((!code_files(&maps).any(is_similar)).then_some(false))
+                Ok(if code_files(&maps).any(is_similar) { Mapping::Similar } else { Mapping::Absent })
             }
             // The process ended before or during the read.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
             {
-                Ok(None)
+                Ok(Mapping::NoMemory)
             }
             Err(error) => Err(error),
         };
-        if let Some(answer) = of_thread(&own)? {
-            return Ok(Some(answer));
+        let of_process = of_thread(&own)?;
+        if of_process != Mapping::NoMemory {
+            return Ok(of_process);
         }
         // The first thread of a process may end before the others. It has no memory then.
-        let Ok(threads) = fs::read_dir(own.join("task")) else { return Ok(None) };
+        let Ok(threads) = fs::read_dir(own.join("task")) else { return Ok(Mapping::NoMemory) };
         for thread in threads.flatten() {
-            if let Some(answer) = of_thread(&thread.path())? {
-                return Ok(Some(answer));
+            let mapping = of_thread(&thread.path())?;
+            if mapping != Mapping::NoMemory {
+                return Ok(mapping);
             }
         }
-        Ok(None)
+        Ok(Mapping::NoMemory)
     }
 }
 
@@ -129,20 +143,24 @@ mod tests {
         let processes = Processes::at(folder.path().into());
         write(MAPS);
         for (files, is_mapped) in [
-            (file((0x103, 0x0a), 4711), Some(true)),
-            (file((0x103, 0x0b), 4711), None),
-            (file((0x103, 0x0a), 4712), Some(false)),
-            (file((8, 1), 1311), Some(false)),
-            (BTreeSet::new(), Some(false)),
+            (file((0x103, 0x0a), 4711), Mapping::Present),
+            (file((0x103, 0x0b), 4711), Mapping::Similar),
+            (file((0x103, 0x0a), 4712), Mapping::Absent),
+            (file((8, 1), 1311), Mapping::Absent),
+            (BTreeSet::new(), Mapping::Absent),
         ] {
-            assert_eq!(processes.has_mapped(7, &files).unwrap(), is_mapped, "{files:?}");
+            assert_eq!(processes.mapping(7, &files).unwrap(), is_mapped, "{files:?}");
         }
         write("");
-        assert_eq!(processes.has_mapped(7, &BTreeSet::new()).unwrap(), None, "the process has ended");
+        assert_eq!(
+            processes.mapping(7, &BTreeSet::new()).unwrap(),
+            Mapping::NoMemory,
+            "the process has ended"
+        );
         fs::write(process.join("task/9/maps"), MAPS).unwrap();
         let library = file((0x103, 0x0a), 4711);
-        assert_eq!(processes.has_mapped(7, &library).unwrap(), Some(true), "only the first thread ended");
-        assert_eq!(processes.has_mapped(8, &library).unwrap(), None, "no such process");
+        assert_eq!(processes.mapping(7, &library).unwrap(), Mapping::Present, "only the first thread ended");
+        assert_eq!(processes.mapping(8, &library).unwrap(), Mapping::NoMemory, "no such process");
     }
 
     #[test]
@@ -150,9 +168,9 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         let processes = Processes::at("/proc".into());
         let pid = std::process::id();
-        assert_eq!(processes.has_mapped(pid, &FileId::of(&own).unwrap()).unwrap(), Some(true));
+        assert_eq!(processes.mapping(pid, &FileId::of(&own).unwrap()).unwrap(), Mapping::Present);
         let other = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(processes.has_mapped(pid, &FileId::of(other.path()).unwrap()).unwrap(), Some(false));
+        assert_eq!(processes.mapping(pid, &FileId::of(other.path()).unwrap()).unwrap(), Mapping::Absent);
     }
 
     #[test]

@@ -263,10 +263,13 @@ fn memory_over_the_limit_and_foreign_gpus_are_reported_and_killed_on_request() {
 #[test]
 fn time_over_the_share_is_reported_although_the_library_is_mapped() {
     let mut world = world();
+    world.run(pod("w", "w", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     // The driver measures every two seconds, and the agent reads its figures every second.
     for second in 0..12 {
-        let times = [time("u", second / 2 * 2, 61), time("v", second / 2 * 2, 20)];
-        sample_times(&mut world, &[process(2, 107, "u", 300), process(2, 108, "v", 300)], &times, &[]);
+        let times = ["u", "v", "w"].map(|pod| time(pod, second / 2 * 2, if pod == "v" { 20 } else { 61 }));
+        let simulated = GpuProcess { library: LibraryMapping::NoMemory, ..process(2, 109, "w", 300) };
+        let processes = [process(2, 107, "u", 300), process(2, 108, "v", 300), simulated];
+        sample_times(&mut world, &processes, &times, &[]);
     }
     let messages: Vec<&str> = world.events.iter().map(|(_, message)| message.as_str()).collect();
     assert_eq!(
