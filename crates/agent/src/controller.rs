@@ -23,12 +23,14 @@ mod isolation;
 mod kubelet;
 mod ledger_cache;
 mod limits;
+mod over_time;
 mod overruns;
 mod pods;
 mod pre_start;
 mod publications;
 mod reconcile;
 mod settings;
+mod throttle_cycle;
 mod usage_check;
 mod usage_sample;
 mod view;
@@ -46,11 +48,15 @@ pub use self::{
     error::{CallError, DeviceMismatch, LibraryError, NotEnforceable, NotReady, ShellError, Undecided},
     event::{CallId, Event, EventTime, WriteError},
     health::{IncidentEffect, incident_effect},
-    isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, WithoutLibrary},
+    isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, OnEscape, WithoutLibrary},
     limits::ContainerLimits,
     publications::NodePatch,
     settings::AgentSettings,
-    usage_sample::{AccountSample, Escape, GpuProcess, PodContainer, UsageSample},
+    throttle_cycle::DutyCycle,
+    usage_sample::{
+        AccountSample, ContainerTime, Escape, GpuProcess, LibraryMapping, PodContainer, ProcessState,
+        TimeTotals, UsageSample,
+    },
     view::{ContainerView, PodView, View},
     warning::Warning,
 };

@@ -4,6 +4,7 @@
 mod account_file;
 mod account_reader;
 mod arbiter;
+mod arbiter_watch;
 mod cluster;
 mod gpus;
 mod grants;
@@ -12,6 +13,7 @@ mod library;
 mod plugin;
 mod sampler;
 mod standalone;
+mod throttle;
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +29,7 @@ use tessera_node::{
     gpus::Gpus,
     open_files,
     pod_resources::{PodResources, PodResourcesError},
-    processes::Processes,
+    processes::{ProcessSignal, Processes},
 };
 use tessera_wire::kubelet::device_id::Resource;
 use tokio::{
@@ -37,7 +39,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin};
+use self::{
+    account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin, throttle::Throttle,
+};
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     grants::grants_memory,
@@ -112,7 +116,9 @@ pub async fn run<C: Cluster>(
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let processes = Processes::at(ports.sampling.proc_root.clone());
-    let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
+    let libraries = settings.isolation.library.as_ref().map(library::library_files).unwrap_or_default();
+    let sampler = Sampler::new(ports.gpus.clone(), ports.sampling).with_libraries(libraries);
+    let sampler = Arc::new(sampler);
     if let Some(listener) = ports.listen {
         tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
     }
@@ -129,6 +135,7 @@ pub async fn run<C: Cluster>(
     let arbiter = Arbiter::start(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
     let accounts = AccountReader::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
+    let throttle = Throttle::start(processes.clone(), stop.clone()).map_err(RunError::Thread)?;
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
     let stopped = stop.clone();
@@ -147,6 +154,7 @@ pub async fn run<C: Cluster>(
         grants,
         arbiter,
         accounts,
+        throttle,
         processes,
         messages,
         sampler,
@@ -173,6 +181,7 @@ struct Shell<C> {
     grants: Grants,
     arbiter: Arbiter,
     accounts: AccountReader,
+    throttle: Throttle,
     processes: Processes,
     messages: Messages,
     sampler: Arc<Sampler>,
@@ -231,6 +240,7 @@ impl<C: Cluster> Shell<C> {
         drop(inbox);
         self.calls.clear();
         while self.tasks.join_next().await.is_some() {}
+        self.throttle.end();
     }
 
     fn handle(&mut self, event: Event) {
@@ -301,8 +311,14 @@ impl<C: Cluster> Shell<C> {
                 self.accounts.set_uncharged((pod, container), gpu, bytes, at);
             }
             Action::Kill { pid, started } => {
-                if let Err(error) = self.processes.kill(pid, started) {
+                if let Err(error) = self.processes.signal(pid, started, ProcessSignal::Kill) {
                     tracing::warn!(pid, %error, "cannot kill a process outside its grant; will retry at the next check");
+                }
+            }
+            Action::Throttle { pid, started, cycle } => self.throttle.set(pid, started, cycle),
+            Action::Resume { pid, started } => {
+                if let Err(error) = self.processes.signal(pid, started, ProcessSignal::Continue) {
+                    tracing::warn!(pid, %error, "cannot resume a process that an earlier agent has stopped; send it SIGCONT");
                 }
             }
             Action::RecordPodEvent { uid, namespace, name, reason, message } => {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, WithoutLibrary};
+use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, OnEscape, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, RunError, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
@@ -144,7 +144,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
             allow_opt_out: false,
             allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,
-            kill_escaped: false,
+            on_escape: OnEscape::Report,
         },
         grants: grants.display().to_string(),
         instance_type: None,

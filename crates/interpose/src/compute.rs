@@ -36,7 +36,7 @@ use driver::{CudaDriver, CudaEvent};
 pub use streams::Stream;
 
 /// All hooks of this module.
-pub static TABLES: &[&[Hook]] = &[kernels::HOOKS, captures::HOOKS, transfers::HOOKS];
+pub static TABLES: &[&[Hook]] = &[&kernels::HOOKS, &captures::HOOKS, &transfers::HOOKS];
 
 /// Longest sleep of a thread at a closed gate before the thread checks the gate without a wake-up.
 const MAX_CLOSED_WAIT: Nanos = Nanos::from_millis(100);

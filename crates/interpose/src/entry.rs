@@ -6,7 +6,8 @@
 //! library wraps. The driver therefore decides which version or per-thread-stream variant a program
 //! gets, and unknown functions pass unchanged.
 
-pub mod dlsym;
+mod libc_functions;
 pub mod library;
+pub mod loader;
 mod proc_address;
 pub mod table;

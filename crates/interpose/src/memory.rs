@@ -46,15 +46,15 @@ driver_functions! { Cuda:
 
 /// All hooks of this module.
 pub static TABLES: &[&[Hook]] = &[
-    plain::HOOKS,
-    arrays::HOOKS,
-    vmm::HOOKS,
-    stream_ordered::HOOKS,
-    graphs::HOOKS,
-    code::HOOKS,
-    contexts::HOOKS,
-    context_limits::HOOKS,
-    report::HOOKS,
+    &plain::HOOKS,
+    &arrays::HOOKS,
+    &vmm::HOOKS,
+    &stream_ordered::HOOKS,
+    &graphs::HOOKS,
+    &code::HOOKS,
+    &contexts::HOOKS,
+    &context_limits::HOOKS,
+    &report::HOOKS,
 ];
 
 /// The device memory of this process.

@@ -1,9 +1,11 @@
 //! Processes of this host, read from `/proc`. Tests use another directory of the same form.
 
+mod mapped_files;
+
 use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -12,6 +14,8 @@ use rustix::{
 };
 use tessera_wire::foreign::cgroup::{self, CgroupOwner};
 
+pub use self::mapped_files::{FileId, Mapping};
+
 /// Name of the initial PID namespace, which is the same on every kernel.
 const INITIAL_NAMESPACE: &str = "pid:[4026531836]";
 
@@ -19,6 +23,26 @@ const INITIAL_NAMESPACE: &str = "pid:[4026531836]";
 #[derive(Clone, Debug)]
 pub struct Processes {
     root: PathBuf,
+}
+
+/// State of a process that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// The process runs or sleeps.
+    Alive,
+    /// A signal has stopped the process.
+    Stopped,
+}
+
+/// A signal that the process cannot handle or block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessSignal {
+    /// Ends the process.
+    Kill,
+    /// Stops all threads of the process.
+    Stop,
+    /// Lets a stopped process run again.
+    Continue,
 }
 
 /// Identity of a process.
@@ -46,6 +70,24 @@ impl Processes {
         started(&String::from_utf8_lossy(&stat))
     }
 
+    /// Returns the state of the process with this PID and start time, or `None` if it has ended.
+    #[must_use]
+    pub fn run_state(&self, pid: u32, started: u64) -> Option<RunState> {
+        let own = self.root.join(pid.to_string());
+        let state_of = |folder: &Path| {
+            let stat = fs::read(folder.join("stat")).ok()?;
+            run_state(&String::from_utf8_lossy(&stat))
+        };
+        if self.started(pid) != Some(started) {
+            return None;
+        }
+        // The first thread of a process may end before the others, and is a zombie then.
+        state_of(&own).or_else(|| {
+            let threads = fs::read_dir(own.join("task")).ok()?;
+            threads.flatten().find_map(|thread| state_of(&thread.path()))
+        })
+    }
+
     /// Returns the identity of a process, or `None` if it does not exist.
     #[must_use]
     pub fn read(&self, pid: u32) -> Option<ProcessInfo> {
@@ -62,8 +104,9 @@ impl Processes {
         (self.started(pid) == Some(process.started)).then_some(process)
     }
 
-    /// Kills the process with this PID and start time. Succeeds if the process no longer exists.
-    pub fn kill(&self, pid: u32, started: u64) -> io::Result<()> {
+    /// Sends a signal to the process with this PID and start time. Succeeds if the process no longer
+    /// exists.
+    pub fn signal(&self, pid: u32, started: u64, signal: ProcessSignal) -> io::Result<()> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         let process = match pidfd_open(number, PidfdFlags::empty()) {
             Ok(process) => process,
@@ -74,7 +117,12 @@ impl Processes {
         if self.started(pid) != Some(started) {
             return Ok(());
         }
-        match pidfd_send_signal(process, Signal::KILL) {
+        let signal = match signal {
+            ProcessSignal::Kill => Signal::KILL,
+            ProcessSignal::Stop => Signal::STOP,
+            ProcessSignal::Continue => Signal::CONT,
+        };
+        match pidfd_send_signal(process, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -139,6 +187,16 @@ impl ProcessCache {
             self.known.extend(now.map(|process| (pid, process)));
         }
         self.known.iter().map(|(pid, process)| (*pid, process.clone())).collect()
+    }
+}
+
+/// Returns the state in field 3 of `/proc/PID/stat`, or `None` of a thread that has ended.
+fn run_state(stat: &str) -> Option<RunState> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    match fields.split_whitespace().next()? {
+        "Z" | "X" | "x" => None,
+        "T" => Some(RunState::Stopped),
+        _ => Some(RunState::Alive),
     }
 }
 
@@ -222,6 +280,30 @@ mod tests {
     }
 
     #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("7");
+        fs::create_dir_all(own.join("task/7")).unwrap();
+        fs::create_dir_all(own.join("task/8")).unwrap();
+        let processes = Processes::at(directory.path().into());
+        let write = |path: &str, state: &str| {
+            fs::write(own.join(path), stat("x", 4711).replace(") S", &format!(") {state}"))).unwrap();
+        };
+        for (first, other, state) in [
+            ("S", "S", Some(RunState::Alive)),
+            ("T", "T", Some(RunState::Stopped)),
+            ("Z", "R", Some(RunState::Alive)),
+            ("Z", "Z", None),
+        ] {
+            write("stat", first);
+            write("task/7/stat", first);
+            write("task/8/stat", other);
+            assert_eq!(processes.run_state(7, 4711), state, "{first} {other}");
+            assert_eq!(processes.run_state(7, 4712), None, "another process of this number");
+        }
+    }
+
+    #[test]
     fn returns_none_for_missing_files() {
         let processes = Processes::at("/nowhere".into());
         assert_eq!(
@@ -235,11 +317,13 @@ mod tests {
         let processes = Processes::at("/proc".into());
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let started = processes.started(child.id()).unwrap();
-        processes.kill(child.id(), started + 1).unwrap();
-        assert!(child.try_wait().unwrap().is_none(), "the start time does not match");
-        processes.kill(child.id(), started).unwrap();
+        let kill = |started| processes.signal(child.id(), started, ProcessSignal::Kill).unwrap();
+        kill(started + 1);
+        assert!(processes.started(child.id()).is_some(), "the start time does not match");
+        kill(started);
+        let pid = child.id();
         assert!(!child.wait().unwrap().success());
-        processes.kill(child.id(), started).unwrap();
+        processes.signal(pid, started, ProcessSignal::Kill).unwrap();
     }
 
     #[test]

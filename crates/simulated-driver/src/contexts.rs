@@ -177,6 +177,17 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut u64, _flags: u32, device: 
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuVDPAUCtxCreate_v2(
+    context: *mut u64,
+    flags: u32,
+    device: i32,
+    _display: u32,
+    _find: Handle,
+) -> Status {
+    unsafe { cuCtxCreate_v2(context, flags, device) }
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuCtxDestroy_v2(context: u64) -> Status {
     end(context)
 }

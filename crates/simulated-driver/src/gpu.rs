@@ -12,7 +12,8 @@ const UUID: [u8; 16] = *b"simulated-gpu-00";
 pub const CONTEXT_BYTES: u64 = 500 << 20;
 const MAX_PROCESSES: usize = 2048;
 
-/// The file that stands for a GPU. `crates/interpose/tests` reads the first three numbers.
+/// The file that stands for a GPU. `crates/interpose/tests` reads the first three numbers, and
+/// `crates/agent/tests/real_gpu` reads the processes.
 #[repr(C)]
 pub struct GpuFile {
     /// Highest memory usage so far, in bytes.
@@ -30,6 +31,8 @@ pub struct GpuFile {
 struct Process {
     id: AtomicU32,
     memory: AtomicU64,
+    /// Total length of the kernels and transfers of the process, in nanoseconds.
+    work: AtomicU64,
 }
 
 /// A GPU and this process's record on it.
@@ -97,6 +100,7 @@ impl GpuProcess {
                 && process.id.compare_exchange(id, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         })?;
         place.memory.store(0, Ordering::SeqCst);
+        place.work.store(0, Ordering::SeqCst);
         Some(Self { gpu, place, overlaps: std::env::var_os("SIMULATED_OVERLAP").is_some() })
     }
 
@@ -133,6 +137,7 @@ impl GpuProcess {
     /// Queues a kernel and returns the time of its end.
     pub fn run(&self, nanoseconds: u64, after: u64) -> u64 {
         self.gpu.work.fetch_add(nanoseconds, Ordering::SeqCst);
+        self.place.work.fetch_add(nanoseconds, Ordering::SeqCst);
         if self.overlaps {
             return now().max(after) + nanoseconds;
         }

@@ -1,7 +1,10 @@
 //! The driver's look-up function. It resolves versions and per-thread-stream variants as the real
 //! driver does, for the names used here.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::collections::HashMap;
+use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::LazyLock;
 
 use crate::{NOT_FOUND, SUCCESS, Status};
 
@@ -51,22 +54,37 @@ unsafe fn look_up(name: *const c_char, version: i32, flags: u64) -> Option<*mut 
     forms.into_iter().find_map(own)
 }
 
-/// Finds a function of this library. `dlsym` may be interposed in this process, so libc's is found
-/// by its version.
+/// Returns the address of an exported function of this library.
+///
+/// The real driver has a table of its functions. Here the symbol table in the library's file is read,
+/// because a preloaded library may wrap `dlsym`.
 fn own(name: String) -> Option<*mut c_void> {
-    type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-    let name = CString::new(name).ok()?;
+    static FUNCTIONS: LazyLock<HashMap<String, usize>> =
+        LazyLock::new(|| exported_functions().unwrap_or_default());
+    FUNCTIONS.get(&name).map(|address| std::ptr::with_exposed_provenance_mut(*address))
+}
+
+/// Reads the names and addresses of all exported functions from the file of this library.
+fn exported_functions() -> Option<HashMap<String, usize>> {
+    const DYNAMIC_SYMBOLS: usize = 11;
     let mut here: libc::Dl_info = unsafe { std::mem::zeroed() };
-    unsafe { libc::dladdr(own as *const c_void, &raw mut here) };
-    let this = unsafe { libc::dlopen(here.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    let libc = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY) };
-    [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"].into_iter().find_map(|version| {
-        let real = unsafe { libc::dlvsym(libc, c"dlsym".as_ptr(), version.as_ptr()) };
-        if real.is_null() {
-            return None;
-        }
-        let real = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(real) };
-        let found = unsafe { real(this, name.as_ptr()) };
-        (!found.is_null()).then_some(found)
-    })
+    unsafe { libc::dladdr(exported_functions as *const c_void, &raw mut here) };
+    let path = unsafe { CStr::from_ptr(here.dli_fname) };
+    let base = here.dli_fbase.expose_provenance();
+    let file = std::fs::read(OsStr::from_bytes(path.to_bytes())).ok()?;
+    let number = |place: usize, length: usize| {
+        let bytes = file.get(place..place + length)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+    };
+    let (headers, size, count) = (number(0x28, 8)?, number(0x3a, 2)?, number(0x3c, 2)?);
+    let section = |index: usize| headers + size * index;
+    let symbols = (0..count).map(section).find(|at| number(at + 4, 4) == Some(DYNAMIC_SYMBOLS))?;
+    let strings = number(section(number(symbols + 0x28, 4)?) + 0x18, 8)?;
+    let (begin, length) = (number(symbols + 0x18, 8)?, number(symbols + 0x20, 8)?);
+    let functions = (begin..begin + length).step_by(24).filter_map(|symbol| {
+        let name = CStr::from_bytes_until_nul(file.get(strings + number(symbol, 4)?..)?).ok()?;
+        let is_defined = number(symbol + 6, 2)? != 0;
+        is_defined.then_some((name.to_str().ok()?.to_owned(), base + number(symbol + 8, 8)?))
+    });
+    Some(functions.collect())
 }

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, LibraryError, WithoutLibrary};
+use tessera_agent::controller::{
+    AgentSettings, InstalledLibrary, Isolation, LibraryError, OnEscape, WithoutLibrary,
+};
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
@@ -23,7 +25,7 @@ use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::Registration;
+use self::arguments::{EscapeAction, Registration};
 use crate::{host, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -137,7 +139,20 @@ fn isolation(arguments: &Arguments, grants: &Path, by_cdi: bool) -> Isolation {
         allow_opt_out: arguments.allow_opt_out,
         allow_ceiling_changes: arguments.allow_ceiling_changes,
         meaning: arguments.share_means.into(),
-        kill_escaped: arguments.kill_escaped,
+        on_escape: on_escape(arguments),
+    }
+}
+
+/// Returns what happens to processes that escape. The old flag takes precedence.
+fn on_escape(arguments: &Arguments) -> OnEscape {
+    if arguments.kill_escaped {
+        tracing::warn!("--kill-escaped is deprecated; use --on-escape kill");
+        return OnEscape::Kill;
+    }
+    match arguments.on_escape {
+        EscapeAction::Report => OnEscape::Report,
+        EscapeAction::Throttle => OnEscape::Throttle,
+        EscapeAction::Kill => OnEscape::Kill,
     }
 }
 

@@ -6,7 +6,7 @@ use tessera_core::units::PodUid;
 use tessera_node::device_plugin::{Allocation, PluginDevice};
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{CallError, CallId, ContainerLimits, NodePatch, Warning};
+use super::{CallError, CallId, ContainerLimits, DutyCycle, NodePatch, Warning};
 
 /// Work for the shell. The shell carries out the actions of one event in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +38,23 @@ pub enum Action {
     },
     /// Kill a process, unless another process has got its number since.
     Kill {
+        /// Process ID on the node.
+        pid: u32,
+        /// Start time of the process in clock ticks.
+        started: u64,
+    },
+    /// Let a process run only for a part of the time from now on, until it ends. Replaces an earlier
+    /// cycle of the same process.
+    Throttle {
+        /// Process ID on the node.
+        pid: u32,
+        /// Start time of the process in clock ticks.
+        started: u64,
+        /// Lengths of the two phases.
+        cycle: DutyCycle,
+    },
+    /// Let a process run that an earlier agent has stopped.
+    Resume {
         /// Process ID on the node.
         pid: u32,
         /// Start time of the process in clock ticks.

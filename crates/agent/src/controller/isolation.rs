@@ -30,8 +30,21 @@ pub struct Isolation {
     pub allow_ceiling_changes: bool,
     /// Meaning of a percentage of compute.
     pub meaning: ShareMeaning,
-    /// Whether processes that use more than they were granted are killed.
-    pub kill_escaped: bool,
+    /// Treatment of processes that use more than they were granted.
+    pub on_escape: OnEscape,
+}
+
+/// What the agent does about a process that uses more than its container was granted. Every escape is
+/// also reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnEscape {
+    /// Nothing else.
+    #[default]
+    Report,
+    /// The agent stops and continues the process, so that it gets no more than its share of time.
+    Throttle,
+    /// The agent kills the process.
+    Kill,
 }
 
 /// The library as it is installed on the node.
@@ -181,7 +194,7 @@ mod tests {
             allow_opt_out,
             allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,
-            kill_escaped: false,
+            on_escape: OnEscape::Report,
         }
     }
 

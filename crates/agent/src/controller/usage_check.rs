@@ -2,7 +2,10 @@
 //!
 //! The driver's count of a container's memory is compared with the container's memory account. The
 //! difference (modules, the driver's own allocations) is published to the library, which subtracts
-//! it from the limit. A process that uses a GPU and is not in the account runs without the library.
+//! it from the limit.
+//!
+//! Escapes are decided from what the kernel and the driver report, never from the account: a process of
+//! the container can write anything there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,16 +17,25 @@ use tessera_limits::UuidBytes;
 use tessera_wire::foreign::objects::Pod;
 
 use super::{
-    AccountSample, Action, AgentSettings, Escape, EventTime, GpuProcess, PodContainer, UsageSample, Warning,
+    AccountSample, Action, AgentSettings, DutyCycle, Escape, EventTime, GpuProcess, LibraryMapping,
+    PodContainer, ProcessState, UsageSample, Warning,
     grants::GrantDirectories,
     holdings::Holdings,
-    isolation::{Enforcement, NotEnforced},
-    pods::Pods,
+    isolation::{Enforcement, NotEnforced, OnEscape},
+    over_time::TimeHistory,
+    pods::{Pods, has_ended},
 };
 
-/// How long an escape must last before it is reported. A process registers before it uses a GPU, so
-/// the delay only covers that driver and accounts are not sampled at the same moment.
-const REPORT_DELAY: Duration = Duration::from_secs(5);
+/// Number of consecutive samples that must show an escape before the agent acts. The driver, the kernel
+/// and the kubelet are not read at the same moment, so one sample may mix the times before and after the
+/// end of a container.
+const CONFIRMING_SAMPLES: u32 = 3;
+
+/// Time for which those samples must last, because samples may follow each other quickly.
+const CONFIRMING_TIME: Duration = Duration::from_secs(2);
+
+/// Time after the start of the agent in which it resumes processes that an earlier agent has stopped.
+const RESUMING_TIME: Duration = Duration::from_secs(30);
 
 /// Memory that the driver may allocate for a container beyond its limit before the agent can know:
 /// modules and local memory.
@@ -37,6 +49,26 @@ pub(super) struct UsageCheck {
     uncharged: BTreeMap<(PodContainer, usize), UnchargedHistory>,
     /// Number of reported escapes.
     escapes: BTreeMap<(PodContainer, Escape), u64>,
+    /// Processes that are confirmed to be outside their grant, by container and GPU.
+    escaped: BTreeMap<(PodContainer, GpuUuid), BTreeSet<u32>>,
+    /// GPU time of containers with shares.
+    times: BTreeMap<(PodContainer, GpuUuid), TimeHistory>,
+    throttled: BTreeMap<ProcessKey, Throttled>,
+    /// Processes of an earlier agent that were resumed.
+    resumed: BTreeSet<ProcessKey>,
+}
+
+/// Process ID on the node and start time of a process.
+type ProcessKey = (u32, u64);
+
+/// A process that may run only for a part of the time, until it ends.
+#[derive(Debug)]
+struct Throttled {
+    container: PodContainer,
+    gpu: GpuUuid,
+    /// Share of the time, from 0 to 1.
+    share: f64,
+    cycle: DutyCycle,
 }
 
 /// An escape of a container or of one of its processes.
@@ -53,7 +85,15 @@ struct Case {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Suspicion {
     since: Duration,
+    samples: u32,
     is_reported: bool,
+}
+
+impl Suspicion {
+    /// Returns whether enough samples have shown the escape.
+    fn is_confirmed(&self, now: EventTime) -> bool {
+        self.samples >= CONFIRMING_SAMPLES && now.elapsed >= self.since + CONFIRMING_TIME
+    }
 }
 
 /// Processes of one container on one GPU.
@@ -70,8 +110,15 @@ impl Tenant<'_> {
     }
 }
 
-/// Description of an escape, and the processes that cause it.
-type Evidence<'a> = (String, Vec<&'a GpuProcess>);
+/// An escape in one sample.
+struct Evidence<'a> {
+    /// Description for people.
+    message: String,
+    /// Processes that cause it.
+    processes: Vec<&'a GpuProcess>,
+    /// Percentage of the GPU's time that the container was granted.
+    share_percent: u32,
+}
 
 /// Memory missing in an account in the last samples with the same processes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -109,7 +156,12 @@ impl UsageCheck {
         &self.escapes
     }
 
-    /// Publishes uncharged memory to the libraries, and reports escapes.
+    /// Returns the processes that are confirmed to be outside their grant, by container and GPU.
+    pub(super) fn escaped(&self) -> &BTreeMap<(PodContainer, GpuUuid), BTreeSet<u32>> {
+        &self.escaped
+    }
+
+    /// Publishes uncharged memory to the libraries, and acts on escapes.
     pub(super) fn check(
         &mut self,
         now: EventTime,
@@ -125,26 +177,115 @@ impl UsageCheck {
         let has_account =
             |key: &PodContainer| sample.accounts.iter().any(|account| account.container == *key);
         self.uncharged.retain(|(key, _), _| has_account(key));
-        let cases = granted.cases(sample);
+        let measured = self.add_times(sample);
+        let cases = granted.cases(sample, &self.times);
         self.suspicions.retain(|case, _| cases.contains_key(case));
-        let kills = granted.settings.isolation.kill_escaped;
-        for (case, (message, processes)) in cases {
-            let fresh = Suspicion { since: now.elapsed, is_reported: false };
+        self.escaped.clear();
+        self.resume_stopped(now, sample, granted.grants, actions);
+        let on_escape = granted.settings.isolation.on_escape;
+        for (case, evidence) in cases {
+            let fresh = Suspicion { since: now.elapsed, samples: 0, is_reported: false };
             let suspicion = self.suspicions.entry(case.clone()).or_insert(fresh);
-            if now.elapsed < suspicion.since + REPORT_DELAY {
+            suspicion.samples = suspicion.samples.saturating_add(1);
+            if !suspicion.is_confirmed(now) {
                 continue;
             }
-            if !std::mem::replace(&mut suspicion.is_reported, true) {
+            let pids = evidence.processes.iter().map(|process| process.pid);
+            self.escaped.entry((case.container.clone(), case.gpu.clone())).or_default().extend(pids);
+            let is_new = !std::mem::replace(&mut suspicion.is_reported, true);
+            if is_new {
                 *self.escapes.entry((case.container.clone(), case.escape)).or_default() += 1;
-                report(&case, &message, kills, granted.holdings.pods, actions);
+                report(&case, &evidence, on_escape, granted.holdings.pods, actions);
             }
-            if kills {
-                let kill =
-                    |process: &&GpuProcess| Action::Kill { pid: process.pid, started: process.started };
-                actions.extend(processes.iter().map(kill));
+            match effect(on_escape, case.escape) {
+                OnEscape::Report => {}
+                OnEscape::Kill => {
+                    let kill =
+                        |process: &&GpuProcess| Action::Kill { pid: process.pid, started: process.started };
+                    actions.extend(evidence.processes.iter().map(kill));
+                }
+                OnEscape::Throttle => self.throttle(&case, &evidence, actions),
             }
         }
+        self.correct_cycles(sample, &measured, actions);
         self.escapes.retain(|((uid, _), _), _| granted.holdings.pods.get(uid).is_some());
+    }
+
+    /// Adds the GPU times of a sample. Returns the containers and GPUs for which the driver has measured
+    /// something new.
+    fn add_times(&mut self, sample: &UsageSample) -> BTreeSet<(PodContainer, GpuUuid)> {
+        let mut known = std::mem::take(&mut self.times);
+        let mut measured = BTreeSet::new();
+        for time in &sample.times {
+            let key = (time.container.clone(), time.gpu.clone());
+            let mut history = known.remove(&key).unwrap_or_default();
+            if history.add(time.totals) {
+                measured.insert(key.clone());
+            }
+            self.times.insert(key, history);
+        }
+        measured
+    }
+
+    /// Resumes processes with a grant that an earlier agent may have stopped before it ended.
+    fn resume_stopped(
+        &mut self,
+        now: EventTime,
+        sample: &UsageSample,
+        grants: &GrantDirectories,
+        actions: &mut Vec<Action>,
+    ) {
+        if now.elapsed > RESUMING_TIME {
+            return;
+        }
+        for process in sample.processes.iter().filter(|process| process.state == ProcessState::Stopped) {
+            let key = (process.pid, process.started);
+            let is_ours =
+                grants.limits_of(&process.container).is_some() && !self.throttled.contains_key(&key);
+            if is_ours && self.resumed.insert(key) {
+                actions.push(Action::Resume { pid: process.pid, started: process.started });
+            }
+        }
+    }
+
+    /// Throttles the processes of an escape that are not throttled yet.
+    fn throttle(&mut self, case: &Case, evidence: &Evidence<'_>, actions: &mut Vec<Action>) {
+        let share = f64::from(evidence.share_percent) / 100.0;
+        for process in &evidence.processes {
+            let key = (process.pid, process.started);
+            self.throttled.entry(key).or_insert_with(|| {
+                let cycle = DutyCycle::first(share);
+                actions.push(Action::Throttle { pid: process.pid, started: process.started, cycle });
+                Throttled { container: case.container.clone(), gpu: case.gpu.clone(), share, cycle }
+            });
+        }
+    }
+
+    /// Corrects the cycles of throttled processes by what the driver has measured, and forgets processes
+    /// that have ended.
+    fn correct_cycles(
+        &mut self,
+        sample: &UsageSample,
+        measured: &BTreeSet<(PodContainer, GpuUuid)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let is_listed = |(pid, started): &ProcessKey| {
+            let mut alive = sample.processes.iter().filter(|process| process.state != ProcessState::Ended);
+            alive.any(|process| (process.pid, process.started) == (*pid, *started))
+        };
+        self.throttled
+            .retain(|key, throttled| !sample.sampled_gpus.contains(&throttled.gpu) || is_listed(key));
+        for (&(pid, started), throttled) in &mut self.throttled {
+            let key = (throttled.container.clone(), throttled.gpu.clone());
+            let part =
+                self.times.get(&key).filter(|_| measured.contains(&key)).and_then(TimeHistory::latest_part);
+            let Some(part) = part else { continue };
+            let cycle = throttled.cycle.corrected(throttled.share, part);
+            if cycle != throttled.cycle {
+                throttled.cycle = cycle;
+                actions.push(Action::Throttle { pid, started, cycle });
+            }
+        }
     }
 
     /// Publishes the memory that the driver counts for a container and its account lacks.
@@ -179,7 +320,11 @@ impl UsageCheck {
 
 impl Granted<'_> {
     /// Returns everything in a sample that looks like an escape.
-    fn cases<'s>(&self, sample: &'s UsageSample) -> BTreeMap<Case, Evidence<'s>> {
+    fn cases<'s>(
+        &self,
+        sample: &'s UsageSample,
+        times: &BTreeMap<(PodContainer, GpuUuid), TimeHistory>,
+    ) -> BTreeMap<Case, Evidence<'s>> {
         let mut cases = BTreeMap::new();
         let Holdings { pods, kubelet, gpus, .. } = self.holdings;
         // Without the pods and the kubelet's list the grants are unknown.
@@ -188,15 +333,19 @@ impl Granted<'_> {
         }
         let served_by_others = kubelet.served_by_others(gpus);
         let mut by_container: BTreeMap<(&PodContainer, &GpuUuid), Vec<&GpuProcess>> = BTreeMap::new();
-        // The pause container of a pod has no name and is not one of its containers.
-        for process in sample.processes.iter().filter(|process| !process.container.1.is_empty()) {
+        // The driver lists a process for a moment after its end. The pause container of a pod has no name
+        // and is not one of its containers.
+        let runs =
+            |process: &&GpuProcess| process.state != ProcessState::Ended && !process.container.1.is_empty();
+        for process in sample.processes.iter().filter(runs) {
             by_container.entry((&process.container, &process.gpu)).or_default().push(process);
         }
         for ((container, gpu), processes) in by_container {
             let tenant = Tenant { container, gpu, processes };
-            let Some(pod) = pods.get(&container.0) else { continue };
+            let Some(pod) = pods.get(&container.0).filter(|pod| !has_ended(pod)) else { continue };
             if let Some(hold) = self.hold(&tenant, pod) {
-                self.check_share(sample, tenant, pod, hold, &mut cases);
+                let history = times.get(&(container.clone(), gpu.clone()));
+                self.check_share(tenant, pod, hold, history, &mut cases);
                 continue;
             }
             let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
@@ -206,7 +355,8 @@ impl Granted<'_> {
                      GPUs by itself?",
                     container.1
                 );
-                cases.insert(tenant.case(Escape::NotGranted, 0), (message, tenant.processes));
+                let evidence = Evidence { message, processes: tenant.processes.clone(), share_percent: 0 };
+                cases.insert(tenant.case(Escape::NotGranted, 0), evidence);
             }
         }
         cases
@@ -224,13 +374,13 @@ impl Granted<'_> {
         held.grant.holds.iter().find(is_gpu).map(|(_, hold)| *hold)
     }
 
-    /// Adds processes without the library and memory over the limit to `cases`.
+    /// Adds processes without the library, memory over the limit and time over the share to `cases`.
     fn check_share<'s>(
         &self,
-        sample: &UsageSample,
         tenant: Tenant<'s>,
         pod: &Pod,
         hold: Hold,
+        history: Option<&TimeHistory>,
         cases: &mut BTreeMap<Case, Evidence<'s>>,
     ) {
         let isolation = &self.settings.isolation;
@@ -241,42 +391,75 @@ impl Granted<'_> {
                 Ok(Enforcement::None(_)) => (false, false),
             };
         let (container, gpu) = (&tenant.container.1, tenant.gpu);
-        if is_by_library {
-            let account = sample.accounts.iter().find(|account| account.container == *tenant.container);
-            let is_registered = |process: &GpuProcess| {
-                let known = account.zip(process.own_pid);
-                known.is_none_or(|(account, own)| account.processes.contains(&own))
-            };
-            for process in tenant.processes.iter().filter(|process| !is_registered(process)) {
+        let Hold::Share { memory, compute_percent } = hold else { return };
+        // A container with memory alone has no share, but a process must run to end.
+        let share_percent = compute_percent.0.max(1);
+        let mut add = |escape, pid, message, processes| {
+            cases.insert(tenant.case(escape, pid), Evidence { message, processes, share_percent });
+        };
+        let limits = self.grants.limits_of(tenant.container);
+        // Grants are removed when their pod ends. Until its last process has ended, it is not checked.
+        if let Some(limits) = limits.filter(|_| is_by_library) {
+            let is_without = |process: &&&GpuProcess| process.library == LibraryMapping::NotMapped;
+            for process in tenant.processes.iter().filter(is_without) {
                 let message = format!(
                     "process {} of container {container} uses GPU {gpu} without libtessera.so and is held to no \
                      share; is it linked statically, or is its image not based on glibc?",
                     process.pid
                 );
-                let case = tenant.case(Escape::WithoutLibrary, process.pid);
-                cases.insert(case, (message, vec![*process]));
+                add(Escape::WithoutLibrary, process.pid, message, vec![*process]);
+            }
+            let of_gpu = limits.gpus.iter().find(|limit| UuidBytes::parse(&gpu.0) == Some(limit.uuid));
+            // A container with memory alone may use all idle time.
+            let ceiling = of_gpu.map_or(100, |limit| match limit.compute_ceiling_percent {
+                0 => 100,
+                ceiling => ceiling,
+            });
+            // Simulated processes compute without windows.
+            let are_real = tenant.processes.iter().any(|process| process.library != LibraryMapping::NoMemory);
+            let history = history.filter(|_| are_real);
+            if let Some(over) = history.and_then(|history| history.over_time(ceiling)) {
+                let percent = |part: Duration| 100.0 * part.as_secs_f64() / over.measured.as_secs_f64();
+                let message = format!(
+                    "container {container} computed on GPU {gpu} for {:.0} % of the last {} s, and its windows \
+                     allowed {:.0} %",
+                    percent(over.busy),
+                    over.measured.as_secs(),
+                    percent(over.granted)
+                );
+                add(Escape::OverTime, 0, message, tenant.processes.clone());
             }
         }
-        if let Hold::Share { memory, .. } = hold
-            && is_limited
-        {
+        if is_limited {
             let used = tenant.processes.iter().filter_map(|process| process.bytes).sum::<u64>();
             if used > (memory.0 << 20).saturating_add(TOLERATED_BYTES) {
                 let (used, given) = (used >> 20, memory.0);
                 let message =
                     format!("container {container} uses {used} MiB of GPU {gpu}, and was given {given} MiB");
-                cases.insert(tenant.case(Escape::OverMemory, 0), (message, tenant.processes));
+                add(Escape::OverMemory, 0, message, tenant.processes.clone());
             }
         }
     }
 }
 
+/// Returns what the agent does about a kind of escape. Throttling gives no memory back.
+fn effect(on_escape: OnEscape, escape: Escape) -> OnEscape {
+    match (on_escape, escape) {
+        (OnEscape::Throttle, Escape::OverMemory) => OnEscape::Report,
+        (on_escape, _) => on_escape,
+    }
+}
+
 /// Logs an escape and records an event for the pod.
-fn report(case: &Case, message: &str, is_killed: bool, pods: &Pods, actions: &mut Vec<Action>) {
+fn report(case: &Case, evidence: &Evidence<'_>, on_escape: OnEscape, pods: &Pods, actions: &mut Vec<Action>) {
     let Some(pod) = pods.get(&case.container.0) else { return };
     let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-    let killed = if is_killed { "; it is killed" } else { "" };
-    let message = format!("{message}{killed}");
+    let consequence = match effect(on_escape, case.escape) {
+        OnEscape::Report => String::new(),
+        OnEscape::Throttle => format!("; it is held to {} % of the time", evidence.share_percent),
+        OnEscape::Kill => "; it is killed".to_owned(),
+    };
+    let message = format!("{}{consequence}", evidence.message);
     let warning = Warning::new("a container uses more of a GPU than it was granted");
     let warning = warning.pod(pod).container(&case.container.1).gpu(&case.gpu).detail(message.clone());
     actions.push(Action::Warn(warning));

@@ -1,6 +1,6 @@
-//! One sample of what containers use, by the driver and by their memory accounts.
+//! One sample of what containers use, by the driver, the kernel and their memory accounts.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use tessera_core::{gpu::GpuUuid, units::PodUid};
 
@@ -16,6 +16,8 @@ pub struct UsageSample {
     pub sampled_gpus: BTreeSet<GpuUuid>,
     /// Processes of containers, as the driver reports them.
     pub processes: Vec<GpuProcess>,
+    /// GPU time of containers so far.
+    pub times: Vec<ContainerTime>,
     /// Memory accounts of containers with shares.
     pub accounts: Vec<AccountSample>,
 }
@@ -35,6 +37,61 @@ pub struct GpuProcess {
     pub container: PodContainer,
     /// GPU memory in bytes, if the driver reports it.
     pub bytes: Option<u64>,
+    /// State of the process, as the kernel reports it.
+    pub state: ProcessState,
+    /// Whether the process has mapped the library that the agent mounts, as the kernel reports it.
+    pub library: LibraryMapping,
+}
+
+/// State of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProcessState {
+    /// The process runs or sleeps.
+    #[default]
+    Alive,
+    /// A signal has stopped the process.
+    Stopped,
+    /// The process has ended. The driver may still list it.
+    Ended,
+}
+
+/// Whether a process has mapped the library, by device and inode of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LibraryMapping {
+    /// The mappings of the process could not be read.
+    #[default]
+    Unknown,
+    /// The process has mapped the library as code.
+    Mapped,
+    /// The process has not mapped the library.
+    NotMapped,
+    /// The process has no memory, so it cannot use a GPU. Simulated processes have none.
+    NoMemory,
+}
+
+/// GPU time of a container on one GPU since the agent started. All values only grow, and belong to the
+/// same stretch of time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerTime {
+    /// Container that used the GPU or had windows on it.
+    pub container: PodContainer,
+    /// GPU of these values.
+    pub gpu: GpuUuid,
+    /// Values so far.
+    pub totals: TimeTotals,
+}
+
+/// GPU time that was used and granted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimeTotals {
+    /// Time for which the driver has reported the busy time of processes.
+    pub measured: Duration,
+    /// Busy time of the container's processes, by the driver's samples.
+    pub busy: Duration,
+    /// Time in windows that the arbiter has charged to the container.
+    pub window: Duration,
+    /// Number of those windows.
+    pub windows: u64,
 }
 
 /// Content of a container's memory account.
@@ -61,11 +118,13 @@ pub enum Escape {
     WithoutLibrary,
     /// A container uses more memory than it was granted.
     OverMemory,
+    /// A container uses more time of a GPU than its windows and its share allow.
+    OverTime,
 }
 
 impl Escape {
     /// All kinds of escapes.
-    pub const ALL: [Self; 3] = [Self::NotGranted, Self::WithoutLibrary, Self::OverMemory];
+    pub const ALL: [Self; 4] = [Self::NotGranted, Self::WithoutLibrary, Self::OverMemory, Self::OverTime];
 
     /// Returns the name of the kind, as metrics label it.
     #[must_use]
@@ -74,6 +133,7 @@ impl Escape {
             Self::NotGranted => "not-granted",
             Self::WithoutLibrary => "without-library",
             Self::OverMemory => "over-memory",
+            Self::OverTime => "over-time",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
+use tessera_core::{gpu::GpuUuid, grant::Hold, node::NodeState, units::PodUid};
 use tessera_wire::{
     foreign::{dialect::Dialect, objects::Pod},
     tessera::inventory::Inventory,
@@ -39,6 +39,8 @@ pub struct View {
     pub overbooked: Vec<u8>,
     /// Reported escapes: pod, container, kind, and how often.
     pub escapes: Vec<(PodUid, String, Escape, u64)>,
+    /// Processes outside their grant now: pod, container, GPU, and how many.
+    pub escaped: Vec<(PodUid, String, GpuUuid, usize)>,
 }
 
 /// A pod, as far as it is needed to attribute processes to it.
@@ -126,6 +128,7 @@ impl Agent {
             }
         }
         let escapes = self.usage.escapes().iter();
+        let escaped = self.usage.escaped().iter();
         View {
             pods_known: self.pods.is_complete(),
             listed: self.kubelet.has_listed(),
@@ -139,6 +142,11 @@ impl Agent {
             overbooked: ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect(),
             escapes: escapes
                 .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
+                .collect(),
+            escaped: escaped
+                .map(|(((uid, container), gpu), pids)| {
+                    (uid.clone(), container.clone(), gpu.clone(), pids.len())
+                })
                 .collect(),
         }
     }

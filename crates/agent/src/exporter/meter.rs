@@ -14,7 +14,7 @@ pub use self::{
     share_reports::{ShareReport, ShareReports},
 };
 use super::{Consumer, ContainerIndex, ContainerKey};
-use crate::controller::PodView;
+use crate::controller::{ContainerTime, PodView, TimeTotals};
 
 /// Usage accumulated so far. All values only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,6 +59,7 @@ impl Meter {
                 Consumer::Container(key) => index.is_alive(&key.uid) || present.contains(consumer),
                 Consumer::Host | Consumer::Unknown => true,
             });
+            gpu.times.retain(|key, _| index.is_alive(&key.uid));
         }
         shares.retain(|key| index.is_alive(&key.uid));
     }
@@ -115,6 +116,33 @@ impl Meter {
     #[must_use]
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuMeter> {
         self.gpus.get(uuid)
+    }
+
+    /// Returns the GPU times of all containers so far.
+    #[must_use]
+    pub fn container_times(&self) -> Vec<ContainerTime> {
+        let mut all = Vec::new();
+        for (uuid, gpu) in &self.gpus {
+            for (key, times) in &gpu.times {
+                #[allow(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a count of windows"
+                )]
+                let windows = times.windows.ceil() as u64;
+                all.push(ContainerTime {
+                    container: (key.uid.clone(), key.container.clone()),
+                    gpu: uuid.clone(),
+                    totals: TimeTotals {
+                        measured: gpu.measured_time,
+                        busy: times.busy,
+                        window: times.window,
+                        windows,
+                    },
+                });
+            }
+        }
+        all
     }
 
     /// Returns the consumer to which a process is counted.

@@ -141,8 +141,8 @@ pub struct ShareSnapshot {
     pub total: Tally,
     /// PIDs of the container's processes.
     pub pids: Vec<u32>,
-    /// True if these processes run on a GPU that the container was not granted.
-    pub escaped: bool,
+    /// Number of these processes that use the GPU beyond what the container was granted.
+    pub escaped_processes: usize,
     /// Totals that the library and the arbiter report.
     pub report: Option<ShareReport>,
     /// Fraction of the last interval in which the container was throttled.

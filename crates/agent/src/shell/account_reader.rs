@@ -25,7 +25,7 @@ use tessera_limits::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Message, Messages, Sampler, account_file, arbiter::Arbiter};
+use super::{Message, Messages, Sampler, account_file, arbiter::Arbiter, arbiter_watch::ArbiterWatch};
 use crate::{
     controller::{AccountSample, Event, PodContainer, UsageSample},
     exporter::{ContainerKey, ShareReport, ShareReports},
@@ -92,15 +92,15 @@ impl AccountReader {
             let _ended = requests.send(Command::Measure);
         });
         let read = move || {
-            let mut accounts = BTreeMap::new();
+            let (mut accounts, mut watch) = (BTreeMap::new(), ArbiterWatch::default());
             let mut next = Instant::now() + READ_INTERVAL;
             while !stop.is_cancelled() {
                 match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                    Ok(Command::Measure) => measure(&mut accounts, &sampler, &arbiter, &messages),
+                    Ok(Command::Measure) => measure(&mut accounts, &mut watch, &sampler, &arbiter, &messages),
                     Ok(command) => handle(&mut accounts, command),
                     Err(RecvTimeoutError::Timeout) => {
                         next = Instant::now() + READ_INTERVAL;
-                        measure(&mut accounts, &sampler, &arbiter, &messages);
+                        measure(&mut accounts, &mut watch, &sampler, &arbiter, &messages);
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
@@ -148,6 +148,7 @@ fn handle(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
 
 fn measure(
     accounts: &mut BTreeMap<PodContainer, Account>,
+    watch: &mut ArbiterWatch,
     sampler: &Sampler,
     arbiter: &Arbiter,
     messages: &Messages,
@@ -193,7 +194,9 @@ fn measure(
         }
     }
     sampler.report(reports, Duration::from_nanos(futex::now().saturating_sub(used.at)));
-    let sample = UsageSample { at, sampled_gpus, processes, accounts: read };
+    let is_steady = watch.is_steady(futex::now(), used.at);
+    let times = if is_steady { sampler.container_times() } else { Vec::new() };
+    let sample = UsageSample { at, sampled_gpus, processes, times, accounts: read };
     let _ended = messages.send(Message::Event(Event::UsageSampled(Box::new(sample))));
 }
 

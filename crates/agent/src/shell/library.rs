@@ -1,14 +1,23 @@
 //! Installs the library on the host, where containers can mount it. The agent's own image is not visible to them.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
+use tessera_node::processes::FileId;
 use tessera_wire::kubelet::cdi;
 
 use crate::controller::{InstalledLibrary, LibraryError};
+
+/// Ending of a file that is being written.
+const TEMPORARY: &str = ".new";
+
+/// Number of replaced libraries that are kept. Containers rarely run through more updates of the agent.
+const MAX_KEPT: usize = 8;
 
 /// Copies the library into a directory below `grants`, together with the preload file that loads it. With a
 /// directory for CDI, also writes a CDI description of both.
@@ -30,7 +39,9 @@ pub fn install_library(
         InstalledLibrary { folder: folder.display().to_string(), by_cdi: cdi_directory.is_some() };
     let place = || -> io::Result<()> {
         fs::create_dir_all(&folder)?;
-        replace(&folder.join(InstalledLibrary::FILE), &content, 0o755)?;
+        let file = folder.join(InstalledLibrary::FILE);
+        keep_replaced(&file, &content)?;
+        replace(&file, &content, 0o755)?;
         let preload = format!("{}\n", InstalledLibrary::IN_CONTAINER);
         replace(&folder.join(InstalledLibrary::PRELOAD), preload.as_bytes(), 0o644)?;
         if let Some(directory) = cdi_directory {
@@ -48,13 +59,57 @@ pub fn install_library(
     Ok(installed)
 }
 
+/// Returns the files of an installed library: the current one, and those that containers may still have
+/// mounted. Files that cannot be read are left out.
+pub(super) fn library_files(library: &InstalledLibrary) -> BTreeSet<FileId> {
+    let Ok(folder) = fs::read_dir(&library.folder) else { return BTreeSet::new() };
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with(InstalledLibrary::FILE) && !name.ends_with(TEMPORARY)
+    };
+    let paths = folder.flatten().map(|entry| entry.path()).filter(is_library);
+    paths.filter_map(|path| FileId::of(&path).ok()).flatten().collect()
+}
+
+/// Keeps the installed library under another name if it is going to be replaced. Running containers
+/// have mapped that file, and its inode must not be given to another file.
+fn keep_replaced(path: &Path, content: &[u8]) -> io::Result<()> {
+    let Ok(installed) = fs::read(path) else { return Ok(()) };
+    if installed == content {
+        return Ok(());
+    }
+    let mut kept = path.as_os_str().to_owned();
+    kept.push(format!(".{}", fs::metadata(path)?.ino()));
+    match fs::hard_link(path, &kept) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    forget_oldest(path)
+}
+
+/// Removes the oldest of the kept libraries if there are too many.
+fn forget_oldest(path: &Path) -> io::Result<()> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    let begin = format!("{}.", name.to_string_lossy());
+    let mut kept: Vec<(SystemTime, PathBuf)> = Vec::new();
+    for entry in fs::read_dir(folder)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&begin) && !name.ends_with(TEMPORARY) {
+            kept.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    kept.sort();
+    let spare = kept.len().saturating_sub(MAX_KEPT);
+    kept.into_iter().take(spare).try_for_each(|(_, oldest)| fs::remove_file(oldest))
+}
+
 /// Writes a file atomically, unless it already has this content.
 fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == content) {
         return Ok(());
     }
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
+    temporary.push(TEMPORARY);
     let temporary = PathBuf::from(temporary);
     fs::write(&temporary, content)?;
     fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))?;
@@ -63,8 +118,6 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
 
     #[test]
@@ -83,6 +136,14 @@ mod tests {
         install_library(&source, folder.path(), None).unwrap();
         assert_ne!(inode(), before);
         assert_eq!(mapped.metadata().unwrap().ino(), before, "running containers keep their file");
+        let known: BTreeSet<u64> = library_files(&library).iter().map(|file| file.inode).collect();
+        assert_eq!(known, [before, inode()].into(), "the files of old and new containers are known");
+        for version in 0..20 {
+            fs::write(&source, format!("\x7fELF {version}")).unwrap();
+            install_library(&source, folder.path(), None).unwrap();
+        }
+        let known: BTreeSet<u64> = library_files(&library).iter().map(|file| file.inode).collect();
+        assert_eq!(known.len(), MAX_KEPT + 1);
         let preload = fs::read_to_string(Path::new(&library.folder).join(InstalledLibrary::PRELOAD)).unwrap();
         assert_eq!(preload, "/usr/lib/tessera/libtessera.so\n");
         assert!(fs::read_to_string(cdi_directory.join(cdi::FILE)).unwrap().contains(&library.folder));

@@ -18,11 +18,11 @@ use tessera_cluster::FailureLog;
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
     gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval, SampleProgress},
-    processes::{ProcessCache, Processes},
+    processes::{FileId, Mapping, ProcessCache, Processes, RunState},
 };
 
 use crate::{
-    controller::{GpuProcess, View},
+    controller::{ContainerTime, GpuProcess, LibraryMapping, ProcessState, View},
     exporter::{Consumer, Meter, Observation, ShareReports, Snapshot, families::MetricsOptions},
 };
 
@@ -61,6 +61,10 @@ const MAX_AGE_INTERVALS: u32 = 3;
 /// Age up to which a sample is always shown.
 const MIN_MAX_AGE: Duration = Duration::from_secs(10);
 
+/// Age up to which it counts whether a process has mapped the library. A process may have thousands of
+/// mappings, so they are not read again for each request.
+const MAPPING_AGE: Duration = Duration::from_millis(900);
+
 /// Timeout for the process lists of all GPUs.
 const PROCESS_LIST_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -76,6 +80,8 @@ pub struct Sampler {
     processes: Option<Processes>,
     /// Identities of the processes on the GPUs.
     known: Mutex<KnownProcesses>,
+    /// Files of the library, as it is and as it was when running containers started.
+    libraries: BTreeSet<FileId>,
 }
 
 /// Handle of the thread of a GPU. The thread ends when the handle is dropped.
@@ -94,6 +100,10 @@ struct KnownProcesses {
     cache: Option<ProcessCache>,
     /// PIDs inside the containers by PID on the host and start time. They never change.
     pids_in_namespace: HashMap<(u32, u64), Option<u32>>,
+    /// Whether processes have mapped the library, and when that was read.
+    mappings: HashMap<(u32, u64), (Instant, LibraryMapping)>,
+    /// Logs once that mappings cannot be read.
+    unreadable: FailureLog,
 }
 
 impl Sampler {
@@ -114,7 +124,14 @@ impl Sampler {
         let known =
             KnownProcesses { cache: processes.clone().map(ProcessCache::new), ..KnownProcesses::default() };
         let (meter, pollers) = (Arc::default(), Mutex::default());
-        Self { gpus, sampling, meter, pollers, processes, known: Mutex::new(known) }
+        let (known, libraries) = (Mutex::new(known), BTreeSet::new());
+        Self { gpus, sampling, meter, pollers, processes, known, libraries }
+    }
+
+    /// Sets the files of the library, which processes of containers with shares have to map.
+    #[must_use]
+    pub(super) fn with_libraries(self, libraries: BTreeSet<FileId>) -> Self {
+        Self { libraries, ..self }
     }
 
     /// Stops sampling.
@@ -170,10 +187,12 @@ impl Sampler {
         };
         let lists = self.process_lists(|gpu| required.contains(gpu));
         let pids = lists.iter().flat_map(|(_, all)| all).map(|process| process.pid);
-        let KnownProcesses { cache, pids_in_namespace } = &mut *lock(&self.known);
+        let KnownProcesses { cache, pids_in_namespace, mappings, unreadable } = &mut *lock(&self.known);
         let known = cache.as_mut().map(|cache| cache.lookup(pids)).unwrap_or_default();
-        pids_in_namespace
-            .retain(|(pid, started), _| known.get(pid).is_some_and(|known| known.started == *started));
+        let is_known =
+            |(pid, started): &(u32, u64)| known.get(pid).is_some_and(|known| known.started == *started);
+        pids_in_namespace.retain(|key, _| is_known(key));
+        mappings.retain(|key, (at, _)| is_known(key) && at.elapsed() < MAPPING_AGE);
         let meter = lock(&self.meter);
         let mut found = Vec::new();
         for (gpu, process) in
@@ -181,7 +200,16 @@ impl Sampler {
         {
             let Some(known) = known.get(&process.pid) else { continue };
             let Consumer::Container(key) = meter.consumer(Some(known)) else { continue };
-            let in_namespace = pids_in_namespace.entry((process.pid, known.started));
+            let identity = (process.pid, known.started);
+            let in_namespace = pids_in_namespace.entry(identity);
+            let mapping = mappings.entry(identity).or_insert_with(|| {
+                (Instant::now(), self.library_mapping(processes, process.pid, unreadable))
+            });
+            let state = match processes.run_state(process.pid, known.started) {
+                None => ProcessState::Ended,
+                Some(RunState::Alive) => ProcessState::Alive,
+                Some(RunState::Stopped) => ProcessState::Stopped,
+            };
             found.push(GpuProcess {
                 gpu: gpu.clone(),
                 pid: process.pid,
@@ -189,9 +217,40 @@ impl Sampler {
                 own_pid: *in_namespace.or_insert_with(|| processes.pid_in_namespace(process.pid)),
                 container: (key.uid, key.container),
                 bytes: process.bytes,
+                state,
+                library: mapping.1,
             });
         }
         (lists.into_iter().map(|(gpu, _)| gpu).collect(), found)
+    }
+
+    /// Returns the GPU times of containers so far.
+    pub(super) fn container_times(&self) -> Vec<ContainerTime> {
+        lock(&self.meter).container_times()
+    }
+
+    fn library_mapping(
+        &self,
+        processes: &Processes,
+        pid: u32,
+        unreadable: &mut FailureLog,
+    ) -> LibraryMapping {
+        match processes.mapping(pid, &self.libraries) {
+            Ok(Mapping::Present) => LibraryMapping::Mapped,
+            Ok(Mapping::Absent) if !self.libraries.is_empty() => LibraryMapping::NotMapped,
+            Ok(Mapping::Absent | Mapping::Similar) => LibraryMapping::Unknown,
+            Ok(Mapping::NoMemory) => LibraryMapping::NoMemory,
+            Err(error) => {
+                if unreadable.record(&error.to_string()) {
+                    tracing::warn!(
+                        pid, %error,
+                        "cannot read the mappings of a process, so processes without the library are not \
+                         noticed; add the capability SYS_PTRACE to the agent's container"
+                    );
+                }
+                LibraryMapping::Unknown
+            }
+        }
     }
 
     /// Returns the process lists of all GPUs that have processes or are required. A GPU that hangs is waited for no

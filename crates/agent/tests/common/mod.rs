@@ -9,10 +9,15 @@ pub(crate) mod fixtures;
 pub(crate) mod gpus;
 pub(crate) mod load;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use tessera_agent::{
-    controller::AgentSettings,
+    controller::{AgentSettings, Isolation},
     exporter::families::MetricsOptions,
     shell::{Ports, Sampling, run},
 };
@@ -50,6 +55,8 @@ pub(crate) struct World {
     metrics: MetricsOptions,
     /// Time between two samples of a GPU.
     pub(crate) sample_interval: Duration,
+    /// How shares are enforced, if not as in the fixtures.
+    isolation: Option<Isolation>,
     /// Runtime of the agent.
     pub(crate) runtime: Handle,
     pub(crate) directory: tempfile::TempDir,
@@ -65,15 +72,27 @@ impl World {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), fixtures::a100s(8).to_string()).unwrap();
         let gpus = CountedGpus::new(Simulated::new(directory.path().join("gpus")));
-        let world = Self::started(gpus, Duration::from_millis(20), directory, way, metrics).await;
+        let world = Self::started(gpus, Duration::from_millis(20), directory, way, metrics, None).await;
         world.until_served().await;
         world
     }
 
     /// Returns a world with the given GPUs instead of eight simulated ones.
     pub(crate) async fn on(gpus: Arc<dyn Gpus>, way: RegistrationWay) -> Self {
+        Self::isolated(gpus, way, |_| None).await
+    }
+
+    /// Returns such a world in which shares are enforced as `isolation` says for the directory of the
+    /// grants.
+    pub(crate) async fn isolated(
+        gpus: Arc<dyn Gpus>,
+        way: RegistrationWay,
+        isolation: impl FnOnce(&Path) -> Option<Isolation>,
+    ) -> Self {
         let (gpus, directory) = (CountedGpus::of(gpus), tempfile::tempdir().unwrap());
-        Self::started(gpus, Duration::from_secs(1), directory, way, MetricsOptions::default()).await
+        let isolation = isolation(&directory.path().join("grants"));
+        let interval = Duration::from_secs(1);
+        Self::started(gpus, interval, directory, way, MetricsOptions::default(), isolation).await
     }
 
     async fn started(
@@ -82,6 +101,7 @@ impl World {
         directory: tempfile::TempDir,
         way: RegistrationWay,
         metrics: MetricsOptions,
+        isolation: Option<Isolation>,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut world = Self {
@@ -93,6 +113,7 @@ impl World {
             address: listener.local_addr().unwrap(),
             metrics,
             sample_interval,
+            isolation,
             runtime: Handle::current(),
             directory,
         };
@@ -134,11 +155,13 @@ impl World {
             }
             RegistrationWay::Socket => RegistrationMode::KubeletSocket(self.root().join("device-plugins")),
         };
+        let fixture = fixtures::settings(&self.grants());
         let settings = AgentSettings {
             registration,
             instance_type: Some("test.8xlarge".into()),
             quiet_time: Duration::from_secs(1),
-            ..fixtures::settings(&self.grants())
+            isolation: self.isolation.clone().unwrap_or_else(|| fixture.isolation.clone()),
+            ..fixture
         };
         let sampling = Sampling {
             interval: self.sample_interval,

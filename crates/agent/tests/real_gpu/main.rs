@@ -9,6 +9,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod escapes;
+mod simulated_driver;
 
 use std::{
     collections::BTreeMap,
@@ -42,13 +44,20 @@ fn start(world: &World, pod: usize, limited: bool, program: &mut Command) -> Chi
         let grant = world.grants().join(format!("uid-{}/main", ASKED[pod].0));
         program.env("LD_PRELOAD", part("LIBRARY")).env("TESSERA_GRANT", grant);
     }
+    start_in_container(world, u32::try_from(pod).unwrap(), program)
+}
+
+/// Starts a program in the cgroup of the container with this number. The rest of what the agent reads
+/// about the process comes from the kernel.
+fn start_in_container(world: &World, number: u32, program: &mut Command) -> Child {
     let child = program.stdout(Stdio::piped()).spawn().unwrap();
-    let own = world.directory.path().join(format!("proc/{}", child.id()));
+    let (own, real) =
+        (world.directory.path().join(format!("proc/{}", child.id())), format!("/proc/{}", child.id()));
     fs::create_dir_all(&own).unwrap();
-    for file in ["stat", "comm", "status"] {
-        fs::copy(format!("/proc/{}/{file}", child.id()), own.join(file)).unwrap();
+    for file in ["stat", "comm", "status", "maps", "task"] {
+        std::os::unix::fs::symlink(format!("{real}/{file}"), own.join(file)).unwrap();
     }
-    let container = container_id(u32::try_from(pod).unwrap());
+    let container = container_id(number);
     fs::write(own.join("cgroup"), format!("0::/../cri-containerd-{container}.scope\n")).unwrap();
     child
 }

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::dlsym::real_dlsym;
+use super::loader::real_dlsym;
 
 /// A driver library whose functions this library wraps.
 #[derive(Debug)]

@@ -7,16 +7,16 @@ use super::library::DriverFunction;
 /// A function of this library that wraps a driver function.
 #[derive(Debug)]
 pub struct Hook {
-    pub function: &'static DriverFunction,
+    pub function: DriverFunction,
     pub address: *const c_void,
 }
 
-// SAFETY: a hook contains addresses of functions and statics, which never change.
+// SAFETY: the address of a hook never changes, and that of a driver function is atomic.
 unsafe impl Sync for Hook {}
 
 /// All hooks of the library.
 static TABLES: [&[&[Hook]]; 3] =
-    [crate::memory::TABLES, crate::compute::TABLES, &[super::proc_address::HOOKS, crate::nvml::HOOKS]];
+    [crate::memory::TABLES, crate::compute::TABLES, &[&super::proc_address::HOOKS, &crate::nvml::HOOKS]];
 
 /// Returns the first hook that `matches` accepts.
 fn find(matches: &mut dyn FnMut(&Hook) -> bool) -> Option<&'static Hook> {
@@ -34,11 +34,9 @@ pub fn hook_for_address(name: &CStr, address: *mut c_void) -> Option<*mut c_void
     named.or_else(|| find(&mut |hook| wraps(hook))).map(|hook| hook.address.cast_mut())
 }
 
-/// Returns the hook of this name, if the driver's function of this name is the one at `address`.
-pub fn hook_for_name(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
+/// Returns the hook of this name.
+pub fn hook_of_name(name: &CStr) -> Option<&'static Hook> {
     find(&mut |hook| hook.function.name == name)
-        .filter(|hook| std::ptr::eq(hook.function.address_if_loaded(), address))
-        .map(|hook| hook.address.cast_mut())
 }
 
 /// Declares hooks: exported functions that wrap driver functions of the same name. The body of a
@@ -47,15 +45,20 @@ macro_rules! hooks {
     ($library:ident: $($name:ident $arguments:tt => $body:expr;)*) => {
         $($crate::entry::table::hook! { $name $arguments => $body })*
 
-        #[allow(non_upper_case_globals, reason = "the statics have the names of the functions")]
-        mod driver_functions {
-            use $crate::entry::library::{DriverFunction, LibraryId, named};
-            $(pub(super) static $name: DriverFunction = DriverFunction::new(named(concat!(stringify!($name), "\0")), LibraryId::$library);)*
+        /// Places of the hooks in the table.
+        #[allow(non_camel_case_types, clippy::enum_variant_names, reason = "named like the functions")]
+        enum Place {
+            $($name,)*
         }
 
-        pub static HOOKS: &[$crate::entry::table::Hook] = &[
+        /// A hook contains its driver function instead of a reference to it, which would need a
+        /// relocation for each of the hundreds of functions at load time.
+        pub static HOOKS: [$crate::entry::table::Hook; [$(stringify!($name)),*].len()] = [
             $($crate::entry::table::Hook {
-                function: &driver_functions::$name,
+                function: $crate::entry::library::DriverFunction::new(
+                    $crate::entry::library::named(concat!(stringify!($name), "\0")),
+                    $crate::entry::library::LibraryId::$library,
+                ),
                 address: $name as *const std::ffi::c_void,
             },)*
         ];
@@ -68,7 +71,7 @@ macro_rules! hook {
     ($name:ident ( $($argument:ident : $type:ty),* $(,)? ) => $body:expr) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::cuda::Status {
-            let address = driver_functions::$name.address();
+            let address = HOOKS[Place::$name as usize].function.address();
             if address.is_null() {
                 return $crate::cuda::NOT_SUPPORTED;
             }

@@ -28,6 +28,12 @@ hooks! { Cuda:
     ) => create_v4;
     cuGLCtxCreate(context: *mut Handle, flags: u32, device: Device) => create;
     cuGLCtxCreate_v2(context: *mut Handle, flags: u32, device: Device) => create;
+    cuVDPAUCtxCreate(
+        context: *mut Handle, flags: u32, device: Device, display: u32, find: *mut c_void
+    ) => create_vdpau;
+    cuVDPAUCtxCreate_v2(
+        context: *mut Handle, flags: u32, device: Device, display: u32, find: *mut c_void
+    ) => create_vdpau;
     cuCtxDestroy(context: Handle) => destroy;
     cuCtxDestroy_v2(context: Handle) => destroy;
     cuCtxAttach(context: *mut Handle, flags: u32) => attach;
@@ -273,6 +279,18 @@ unsafe fn create_v4(
 ) -> Status {
     // SAFETY: the program's arguments go to the driver unchanged.
     unsafe { create_charged(context, device, || driver(context, parameters, flags, device)) }
+}
+
+unsafe fn create_vdpau(
+    driver: unsafe extern "C" fn(*mut Handle, u32, Device, u32, *mut c_void) -> Status,
+    context: *mut Handle,
+    flags: u32,
+    device: Device,
+    display: u32,
+    find: *mut c_void,
+) -> Status {
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { create_charged(context, device, || driver(context, flags, device, display, find)) }
 }
 
 unsafe fn create_charged(

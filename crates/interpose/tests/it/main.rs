@@ -4,6 +4,7 @@
 
 mod compute;
 mod entry;
+mod escapes;
 mod memory;
 mod robustness;
 mod support;

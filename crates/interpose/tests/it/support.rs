@@ -25,6 +25,10 @@ pub(crate) struct Built {
     drivers: PathBuf,
     tenant: PathBuf,
     monitor: PathBuf,
+    /// The program that tries to reach the driver without the library.
+    pub(crate) escape: PathBuf,
+    /// Another library to preload.
+    pub(crate) preloaded: PathBuf,
     /// The program that measures on a real GPU.
     pub(crate) work: PathBuf,
 }
@@ -71,15 +75,16 @@ impl Built {
             // NVML is a separate file, because a process may load it without the driver.
             let _ = std::fs::remove_file(drivers.join("libnvidia-ml.so.1"));
             std::fs::copy(built.join("libsimulated_driver.so"), drivers.join("libnvidia-ml.so.1")).unwrap();
-            let compile = |source: &str, libraries: &[&str]| {
+            let parts = target.join("escape-parts");
+            std::fs::create_dir_all(&parts).unwrap();
+            let compile_as = |program: PathBuf, source: &str, options: &[&str]| {
                 let source = crate_folder.join(source);
-                let program = target.join(source.file_stem().unwrap());
                 let new = program.with_extension(std::process::id().to_string());
                 let compiled = Command::new("cc")
                     .args(["-O1", "-w", "-o"])
                     .args([&new, &source])
-                    .args(["-L".as_ref(), drivers.as_os_str()])
-                    .args(libraries)
+                    .args(["-L".as_ref(), drivers.as_os_str(), "-L".as_ref(), parts.as_os_str()])
+                    .args(options)
                     .status()
                     .unwrap();
                 assert!(compiled.success(), "{}", source.display());
@@ -87,10 +92,21 @@ impl Built {
                 std::fs::rename(new, &program).unwrap();
                 program
             };
+            let compile = |source: &str, options: &[&str]| {
+                compile_as(target.join(Path::new(source).file_stem().unwrap()), source, options)
+            };
+            let shared = ["-shared", "-fPIC", "-lcuda", "-ldl"];
+            let behind = [&shared[..], &["-Wl,-soname,libbehind.so"]].concat();
+            compile_as(parts.join("libbehind.so"), "tests/plugin.c", &behind);
+            compile_as(parts.join("plugin.so"), "tests/plugin.c", &shared);
+            std::fs::copy(built.join("libsimulated_driver.so"), parts.join("driver-copy.so")).unwrap();
+            let run_path = "-Wl,--enable-new-dtags,-rpath,$ORIGIN/escape-parts";
             Self {
                 library: built.join("libtessera.so"),
                 tenant: compile("tests/tenant.c", &["-lcuda", "-ldl", "-lpthread"]),
                 monitor: compile("tests/monitor.c", &["-ldl"]),
+                escape: compile("tests/escape.c", &["-lbehind", "-lcuda", "-ldl", run_path]),
+                preloaded: compile_as(parts.join("preloaded.so"), "tests/preloaded.c", &shared[..2]),
                 work: compile("../../gpu/work.c", &["-ldl", "-lpthread"]),
                 drivers,
             }
@@ -221,16 +237,7 @@ impl Container {
     }
 
     fn start_under(&self, library: Option<&Path>, entry: &str) -> Tenant {
-        let mut child = self
-            .program(&Built::get().tenant, library)
-            .arg(entry)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Tenant { child, input, output }
+        Tenant::start(self.program(&Built::get().tenant, library).arg(entry))
     }
 
     /// Returns the memory that a monitoring program sees.
@@ -263,6 +270,14 @@ impl Container {
 }
 
 impl Tenant {
+    /// Starts a program that executes commands.
+    pub(crate) fn start(program: &mut Command) -> Self {
+        let piped = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
     /// Executes a command and returns the answer.
     pub(crate) fn ask(&mut self, command: &str) -> String {
         self.tell(command);

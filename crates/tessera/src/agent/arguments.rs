@@ -126,8 +126,12 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = SHARES)]
     pub(super) allow_ceiling_changes: bool,
 
-    /// Kill processes that use GPUs or GPU memory that they were not granted
-    #[arg(long, help_heading = SHARES)]
+    /// What to do about processes that use more of a GPU than they were granted. Every one is reported
+    #[arg(long, value_name = "WHAT", help_heading = SHARES, value_enum, default_value = "report")]
+    pub(super) on_escape: EscapeAction,
+
+    /// Deprecated: the same as --on-escape kill
+    #[arg(long, help_heading = SHARES, hide = true)]
     pub(super) kill_escaped: bool,
 
     /// Meaning of a percentage of compute: of the GPU's time, or of the throughput of the same work
@@ -207,6 +211,16 @@ pub(super) enum Without {
     Refuse,
     /// Serve them without enforcing their share
     Serve,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum EscapeAction {
+    /// Record an event for the pod and count it
+    Report,
+    /// Also stop and continue the process, so that it gets no more than its share of time
+    Throttle,
+    /// Also kill the process
+    Kill,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

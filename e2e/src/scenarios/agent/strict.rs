@@ -27,7 +27,7 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
         "--device-list-strategy=cdi-cri".to_owned(),
         format!("--cdi-kind={KIND}"),
         format!("--cdi-directory={}", stage.node.cdi().display()),
-        "--kill-escaped".to_owned(),
+        "--on-escape=kill".to_owned(),
     ])?;
     stage.wait_until_served().await?;
 
@@ -43,13 +43,13 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
         .create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])])
         .await?;
     stage.cluster.wait_for_phase("escaping", "Running", SOON).await?;
-    let shown = show_on_gpu(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?)?;
+    let shown = show_on_gpu(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?, 6000)?;
     stage.cluster.wait_for_phase("escaping", "Failed", SOON).await?;
     fs::remove_file(shown)?;
     let message = escape_of(stage, "escaping").await?;
     ensure!(message.ends_with("; it is killed"), "{message}");
     rounds(stage, "by-cdi", SMALL, seen + 2).await?;
-    stage.harness.note("a process that used the GPU without the library was killed, the others keep running");
+    stage.harness.note("a process that used more memory than granted was killed, the others keep running");
 
     stage.agent.restart().await?;
     stage.wait_until_served().await?;

@@ -23,8 +23,8 @@ use tessera_wire::{
 use self::kubelet::Held;
 use super::fixtures;
 use crate::controller::{
-    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, ShellError,
-    WriteError,
+    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, DutyCycle, Event, EventTime,
+    ShellError, WriteError,
 };
 
 pub(super) const GPU_COUNT: u8 = 4;
@@ -43,6 +43,8 @@ pub(super) struct World {
     pub(super) settings: AgentSettings,
     pub(super) uncharged: BTreeMap<(String, usize), u64>,
     pub(super) killed: Vec<u32>,
+    pub(super) throttled: Vec<(u32, DutyCycle)>,
+    pub(super) resumed: Vec<u32>,
     answers: BTreeMap<CallId, CallAnswer>,
     elapsed: Duration,
     calls: u64,
@@ -98,6 +100,8 @@ impl World {
             settings: settings(),
             uncharged: BTreeMap::new(),
             killed: Vec::new(),
+            throttled: Vec::new(),
+            resumed: Vec::new(),
             answers: BTreeMap::new(),
             elapsed: Duration::ZERO,
             calls: 0,
@@ -182,6 +186,14 @@ impl World {
             }
             Action::Kill { pid, .. } => {
                 self.killed.push(pid);
+                None
+            }
+            Action::Throttle { pid, cycle, .. } => {
+                self.throttled.push((pid, cycle));
+                None
+            }
+            Action::Resume { pid, .. } => {
+                self.resumed.push(pid);
                 None
             }
             Action::RecordPodEvent { reason, message, .. } => {

@@ -7,6 +7,7 @@ use tessera_node::gpus::BusyTime;
 use super::{
     super::{Consumer, ContainerIndex, ContainerKey, TimeSplit, split_time},
     Observation, Tally,
+    share_reports::WindowPart,
 };
 
 /// Usage of one GPU so far, in total and by consumer. Counters only grow.
@@ -24,6 +25,10 @@ pub struct GpuMeter {
     pub measured: bool,
     /// Division of the last settled interval.
     pub latest_split: Option<TimeSplit>,
+    /// Time for which the driver has reported the busy time of processes.
+    pub measured_time: Duration,
+    /// Busy time by the driver's samples and time in windows of each container, in that time.
+    pub times: BTreeMap<ContainerKey, ContainerTimes>,
     /// Number of samples.
     pub samples: u64,
     /// Number of failed samples.
@@ -40,6 +45,18 @@ pub struct GpuMeter {
     estimate: EnergyEstimate,
     /// Interval before the last sample, if it is not divided yet.
     pub(super) unsettled: Option<UnsettledInterval>,
+}
+
+/// GPU time of a container so far, by the driver and by the arbiter. It is not scaled to what the GPU was
+/// busy, so that the two can be compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ContainerTimes {
+    /// Busy time by the driver's samples.
+    pub busy: Duration,
+    /// Time in windows.
+    pub window: Duration,
+    /// Number of windows, of which those at the ends of an interval count in part.
+    pub windows: f64,
 }
 
 /// Measurements of an interval that is not divided among the consumers yet.
@@ -138,15 +155,39 @@ impl GpuMeter {
         Duration::from_millis(now.saturating_sub(before)).as_secs_f64()
     }
 
-    /// Divides an interval among its consumers. `windows` is the fraction of the interval in which
-    /// each container had an open window, as recorded by the arbiter.
-    pub(super) fn settle(&mut self, interval: UnsettledInterval, windows: &BTreeMap<ContainerKey, f64>) {
+    /// Adds an interval to the GPU times of containers.
+    fn add_times(&mut self, interval: &UnsettledInterval, windows: &BTreeMap<ContainerKey, WindowPart>) {
+        let UnsettledInterval { work, consumers, .. } = interval;
+        let Some(processes) = &work.processes else { return };
+        let length = Duration::from_secs_f64(work.seconds());
+        self.measured_time += length;
+        for ((_, part), consumer) in processes.iter().zip(consumers) {
+            if let Consumer::Container(key) = consumer {
+                self.times.entry(key.clone()).or_default().busy += length.mul_f64(*part);
+            }
+        }
+        for (key, window) in windows {
+            let times = self.times.entry(key.clone()).or_default();
+            times.window += length.mul_f64(window.fraction);
+            times.windows += window.count;
+        }
+    }
+
+    /// Divides an interval among its consumers. `windows` is the part of the interval in which each
+    /// container had an open window, as recorded by the arbiter.
+    pub(super) fn settle(
+        &mut self,
+        interval: UnsettledInterval,
+        windows: &BTreeMap<ContainerKey, WindowPart>,
+    ) {
+        self.add_times(&interval, windows);
         let (_, end) = interval.span();
         let UnsettledInterval { work, consumers, watts, joules } = interval;
         let processes = work.processes.as_ref().map(|all| {
             all.iter().zip(consumers).map(|((pid, part), consumer)| (*pid, consumer, *part)).collect()
         });
-        let split = split_time(work.gpu, processes, windows);
+        let fractions = windows.iter().map(|(key, window)| (key.clone(), window.fraction)).collect();
+        let split = split_time(work.gpu, processes, &fractions);
         if let Some(split) = &split {
             self.measured = true;
             self.total.busy += split.all.whole * work.seconds();

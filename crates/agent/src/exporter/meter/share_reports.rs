@@ -42,8 +42,28 @@ struct Share {
     total: ShareReport,
     /// Fraction of the time between the last two reports in which the container was throttled.
     throttled: Option<f64>,
-    /// Times in seconds since 1970 with the window seconds until then, oldest first.
-    history: VecDeque<(f64, f64)>,
+    /// Windows until some moments, oldest first.
+    history: VecDeque<WindowsUntil>,
+}
+
+/// Windows of a container until a moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct WindowsUntil {
+    /// Moment in seconds since 1970.
+    at: f64,
+    /// Seconds in windows until then.
+    seconds: f64,
+    /// Number of windows until then.
+    count: f64,
+}
+
+/// Windows of a container in an interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct WindowPart {
+    /// Fraction of the interval in which a window was open and the container had work.
+    pub(super) fraction: f64,
+    /// Number of windows.
+    pub(super) count: f64,
 }
 
 /// Length of a share's history. It holds more reports than arrive between two samples of a GPU.
@@ -81,15 +101,17 @@ impl ShareHistory {
         self.shares.iter().any(|((_, on), share)| on == gpu && share.total.windows > 0)
     }
 
-    /// Returns the fraction of an interval, given in seconds since 1970, in which each container
-    /// had an open window and work. Containers without such time are left out.
-    pub(super) fn windows(&self, gpu: &GpuUuid, from: f64, to: f64) -> BTreeMap<ContainerKey, f64> {
+    /// Returns the windows of each container in an interval, given in seconds since 1970. Containers
+    /// without such windows are left out.
+    pub(super) fn windows(&self, gpu: &GpuUuid, from: f64, to: f64) -> BTreeMap<ContainerKey, WindowPart> {
         let on_gpu = self.shares.iter().filter(|((_, on), _)| on == gpu);
-        let fraction = |((key, _), share): (&(ContainerKey, GpuUuid), &Share)| {
-            let fraction = (share.window_seconds_at(to) - share.window_seconds_at(from)) / (to - from);
-            (fraction > 0.0).then(|| (key.clone(), fraction.min(1.0)))
+        let part = |((key, _), share): (&(ContainerKey, GpuUuid), &Share)| {
+            let (before, after) = (share.windows_until(from), share.windows_until(to));
+            let fraction = (after.seconds - before.seconds) / (to - from);
+            let count = after.count - before.count;
+            (fraction > 0.0).then(|| (key.clone(), WindowPart { fraction: fraction.min(1.0), count }))
         };
-        on_gpu.filter_map(fraction).collect()
+        on_gpu.filter_map(part).collect()
     }
 }
 
@@ -113,7 +135,7 @@ impl Share {
     }
 
     fn remember(&mut self, at: f64) {
-        let last = self.history.back().map_or(f64::NEG_INFINITY, |(last, _)| *last);
+        let last = self.history.back().map_or(f64::NEG_INFINITY, |last| last.at);
         if (at - last).abs() < SAME_REPORT_SECONDS {
             return;
         }
@@ -124,18 +146,25 @@ impl Share {
         if self.history.len() == HISTORY_LENGTH {
             self.history.pop_front();
         }
-        self.history.push_back((at, self.total.window_seconds));
+        #[allow(clippy::cast_precision_loss, reason = "a container has fewer than 2^53 windows")]
+        let count = self.total.windows as f64;
+        self.history.push_back(WindowsUntil { at, seconds: self.total.window_seconds, count });
     }
 
-    /// Returns the window seconds up to `moment`, interpolated linearly between two reports.
-    fn window_seconds_at(&self, moment: f64) -> f64 {
-        let later = self.history.partition_point(|(at, _)| *at <= moment);
+    /// Returns the windows up to `moment`, interpolated linearly between two reports.
+    fn windows_until(&self, moment: f64) -> WindowsUntil {
+        let later = self.history.partition_point(|known| known.at <= moment);
         match (later.checked_sub(1).and_then(|earlier| self.history.get(earlier)), self.history.get(later)) {
-            (Some((begin, before)), Some((end, after))) => {
-                before + (after - before) * (moment - begin) / (end - begin)
+            (Some(before), Some(after)) => {
+                let part = (moment - before.at) / (after.at - before.at);
+                WindowsUntil {
+                    at: moment,
+                    seconds: before.seconds + (after.seconds - before.seconds) * part,
+                    count: before.count + (after.count - before.count) * part,
+                }
             }
-            (Some((_, known)), None) | (None, Some((_, known))) => *known,
-            (None, None) => 0.0,
+            (Some(known), None) | (None, Some(known)) => *known,
+            (None, None) => WindowsUntil::default(),
         }
     }
 }

@@ -140,12 +140,13 @@ impl ContainerSnapshot {
         let ContainerKey { uid, container: own } = &self.key;
         let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
         self.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
-        let name = (self.namespace.clone(), self.pod.clone(), own.clone());
-        // Without the kubelet's list the grants are unknown, so no process can be called escaped.
-        let is_known = view.listed && !view.served_by_others.contains(&name);
         for share in &mut self.shares {
-            share.escaped = is_known && share.hold.is_none() && !share.pids.is_empty();
             let Some(gpu) = gpus.get(share.gpu) else { continue };
+            let escaped = view
+                .escaped
+                .iter()
+                .filter(|(pod, container, uuid, _)| pod == uid && container == own && *uuid == gpu.info.uuid);
+            share.escaped_processes = escaped.map(|(.., count)| *count).sum();
             (share.report, share.throttled) = meter.share(&self.key, &gpu.info.uuid);
         }
     }

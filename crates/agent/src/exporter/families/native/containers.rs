@@ -60,8 +60,8 @@ const ROWS: [Row; 15] = [
     (
         "tessera_container_escaped_processes",
         Gauge,
-        "The container's processes on a GPU that it was not granted.",
-        |share, _| share.escaped.then_some(share.pids.len()).into(),
+        "The container's processes that use the GPU beyond what the container was granted.",
+        |share, _| (share.escaped_processes > 0).then_some(share.escaped_processes).into(),
     ),
     (
         "tessera_container_throttled_seconds_total",
