@@ -49,7 +49,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
     let listener = match listen {
-        Some(address) => Some(host::listen(address).await?),
+        Some(address) => Some(host::listen(address, "--listen").await?),
         None => None,
     };
     if let Some((_, address)) = &listener {
