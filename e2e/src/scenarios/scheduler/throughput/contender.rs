@@ -100,7 +100,7 @@ impl Contender {
             Extender::Shipped => {
                 let replica = site.replica(&format!("{name}-extender"), None)?;
                 site.ready(&replica).await?;
-                let scheduler = site.shipped_kube_scheduler(name, replica.address)?;
+                let scheduler = site.shipped_kube_scheduler(name, replica.addresses.verbs).await?;
                 Running { scheduler, extender: Some(replica.component) }
             }
             Extender::Peer(peer) => {
