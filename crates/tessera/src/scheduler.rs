@@ -26,9 +26,9 @@ use crate::log::LogArguments;
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera scheduler --certificates-in kube-system                              # in a pod: deploy/scheduler
-  tessera scheduler --insecure-listen 127.0.0.1:12345                          # for tests on one host
-  tessera scheduler --insecure-listen :39999 --policy binpack                  # on the port of a replaced extender
+  tessera scheduler --certificates-in kube-system        # in a pod: deploy/scheduler
+  tessera scheduler --insecure-listen 127.0.0.1:12345    # for tests on one host
+  tessera scheduler --insecure-listen :39999             # the port of a replaced extender
 
 kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.")]
 pub(crate) struct Arguments {

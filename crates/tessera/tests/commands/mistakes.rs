@@ -98,15 +98,17 @@ fn a_port_in_use_is_reported_with_the_flag_for_another() {
     let grants = tempfile::tempdir().unwrap();
     let (gpus, grants) = (["--gpus", "simulated:dgx1.txt"], grants.path().to_str().unwrap());
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--log", "off", "--kubeconfig", kubeconfig];
-    for command in [
-        &["scheduler", "--kubeconfig", kubeconfig][..],
-        &[&["metrics"][..], &gpus].concat(),
-        &[&agent[..], &gpus].concat(),
+    let scheduler =
+        ["scheduler", "--kubeconfig", kubeconfig, "--dashboard-listen", "off", "--health-listen", "off"];
+    for (command, flag) in [
+        (&scheduler[..], "--insecure-listen"),
+        (&[&["metrics"][..], &gpus].concat(), "--listen"),
+        (&[&agent[..], &gpus].concat(), "--listen"),
     ] {
         check(
-            &[command, &["--listen", &address]].concat(),
+            &[command, &[flag, &address]].concat(),
             2,
-            &[&format!("error: cannot listen on {address} (--listen names another address)"), "in use"],
+            &[&format!("error: cannot listen on {address} ({flag} names another address)"), "in use"],
         );
     }
 }
