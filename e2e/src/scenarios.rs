@@ -144,7 +144,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "scheduler",
-        "tessera scheduler under kube-scheduler: every dialect, admission, quota, preemption, reuse, bypass",
+        "tessera scheduler under kube-scheduler: every dialect, admission, quota, preemption, reuse, bypass, certificates",
         Enclosed(scheduler::dialects),
         Always
     ),

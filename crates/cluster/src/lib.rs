@@ -15,6 +15,7 @@ pub mod lease;
 pub mod list;
 pub mod node_agent;
 mod pods;
+pub mod secrets;
 pub mod watch;
 
 /// The client, which other crates only pass on.

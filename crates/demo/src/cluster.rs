@@ -10,7 +10,7 @@ use tessera_agent::shell::RunError;
 use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
-use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
+use tessera_scheduler::server::{ALL, App, BODY_LIMIT, router, serve_all};
 use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::http::HttpClient;
@@ -81,7 +81,8 @@ impl Cluster {
         };
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client.clone())));
-        let serving = tokio::spawn(serve(listener, router(Arc::clone(&app), BODY_LIMIT), None));
+        let routes = router(Arc::clone(&app), BODY_LIMIT, &[]);
+        let serving = tokio::spawn(serve_all(vec![(listener, routes, ALL, None)]));
         let membership = Membership {
             identity: format!("demo_{}", std::process::id()),
             namespace: "kube-system".to_owned(),

@@ -3,8 +3,8 @@
 //! [`state`] and [`verb`] are free of IO. [`server`] speaks HTTP, and [`run`] holds the lease and applies watch
 //! events. [`dashboard`] serves the web pages.
 
+pub mod certificates;
 pub mod dashboard;
-pub mod files;
 pub mod metrics;
 pub mod notices;
 pub mod run;

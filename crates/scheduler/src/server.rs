@@ -1,45 +1,47 @@
-//! The HTTP server: our own routes, and the routes of the extenders that this scheduler replaces.
+//! The HTTP servers. Each of the three has routes and a listener of its own: the verbs for kube-scheduler, the pages
+//! for users and monitoring, and the probes of the kubelet.
 
 mod app;
 mod bind;
+mod calls;
 mod extender;
-mod listen;
+mod listeners;
 mod retry_wait;
-mod tls;
 mod views;
 
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State as FromApp};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use tokio::net::TcpListener;
+use tessera_serve::browser::{ForeignRequest, check_call, check_page};
 
 pub use self::app::{App, Leadership, RequestAborted};
+pub(crate) use self::calls::limit as limit_calls;
+pub use self::listeners::{ALL, PAGES, PROBES, VERBS, serve_all};
 pub use self::retry_wait::RetryWait;
-pub use self::tls::{Tls, TlsError};
 use crate::dashboard;
 
 /// Default limit of a request body in bytes: enough for whole nodes of a cluster of 2,500 nodes.
 pub const BODY_LIMIT: usize = 32 << 20;
 
-/// Calls handled concurrently; more would compete for the same cores.
-pub(crate) const MAX_CONCURRENT_CALLS: usize = 64;
-
-/// Timeout of a call. kube-scheduler's own default timeout is 5 s.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// The path prefixes of the verbs: our own and those of the original extenders.
 const PREFIXES: [&str; 4] =
     ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"];
 
-/// Creates the router with all routes.
-pub fn router(app: Arc<App>, body_limit: usize) -> Router {
+/// The host names under which the Service of `deploy/scheduler` is known.
+const SERVICE_NAMES: [&str; 4] = [
+    "tessera-scheduler",
+    "tessera-scheduler.kube-system",
+    "tessera-scheduler.kube-system.svc",
+    "tessera-scheduler.kube-system.svc.cluster.local",
+];
+
+/// Creates the router of the verbs, which only kube-scheduler may call.
+pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
     let mut router = Router::new();
     for prefix in PREFIXES {
         router = router
@@ -50,6 +52,21 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
             .route(&format!("{prefix}/sort"), post(extender::prioritize))
             .route(&format!("{prefix}/preempt"), post(extender::preempt))
             .route(&format!("{prefix}/bind"), post(bind::bind));
+    }
+    router
+        // The manifest of the original extender has this misspelt path.
+        .route("/gputopology-schedulersort", post(extender::prioritize))
+        .layer(DefaultBodyLimit::max(body_limit))
+        .layer(middleware::from_fn_with_state((Arc::clone(&app), body_limit), calls::limit))
+        .layer(middleware::from_fn(refuse_browsers))
+        .with_state(app)
+}
+
+/// Creates the router of the pages and of the API for reading. They are served under IP addresses, `localhost`, the
+/// names of the Service and these names.
+pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
+    let mut router = Router::new();
+    for prefix in PREFIXES {
         router = match prefix {
             "/gpushare-scheduler" => router
                 .route(&format!("{prefix}/inspect"), get(views::inspect_share))
@@ -59,46 +76,52 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
                 .route(&format!("{prefix}/inspect/{{node}}"), get(views::inspect_topology_node)),
         };
     }
-    let worked_on = router
-        // The manifest of the original extender has this misspelt path.
-        .route("/gputopology-schedulersort", post(extender::prioritize))
+    let names: Arc<[String]> =
+        SERVICE_NAMES.into_iter().map(str::to_owned).chain(names.iter().cloned()).collect();
+    let check = move |request: Request, next: Next| refuse_foreign(Arc::clone(&names), request, next);
+    router
         .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), limit_calls));
-    Router::new()
+        .layer(middleware::from_fn_with_state((Arc::clone(&app), body_limit), calls::limit))
         .route("/version", get(views::version))
-        .route("/healthz", get(|| async { "ok" }))
-        .route("/readyz", get(views::ready))
         .route("/metrics", get(views::metrics))
-        .merge(worked_on)
-        .merge(dashboard::routes(body_limit))
+        .merge(dashboard::routes(&app, body_limit))
+        .layer(middleware::from_fn(check))
         .with_state(app)
 }
 
-/// Serves connections of the listener until it fails.
-pub async fn serve(listener: TcpListener, router: Router, tls: Option<Tls>) -> io::Result<()> {
-    listen::serve(listener, router, tls).await
+/// Creates the router of the probes.
+pub fn probes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(views::ready))
+        .with_state(app)
 }
 
-/// Limits the number of concurrent calls and the duration of each call.
-async fn limit_calls(FromApp(app): FromApp<Arc<App>>, request: Request, next: Next) -> Response {
-    let answer = async {
-        let _permit = app.call_permits.acquire().await;
-        next.run(request).await
-    };
-    let is_ready = app.is_ready();
-    let too_late = || {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the scheduler is overloaded, or the request arrived too slowly; retry later",
-        )
-    };
-    let answer = tokio::time::timeout(CALL_TIMEOUT, answer).await;
-    let mut answer = answer.unwrap_or_else(|_| too_late().into_response());
-    if !is_ready {
-        // The client reconnects through the Service and then reaches the leader.
-        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+/// Creates a router with all routes, for one listener without authentication.
+pub fn router(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
+    verbs(Arc::clone(&app), body_limit).merge(pages(Arc::clone(&app), body_limit, names)).merge(probes(app))
+}
+
+async fn refuse_browsers(request: Request, next: Next) -> Response {
+    match check_call(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(foreign) => refusal(&foreign),
     }
-    answer
+}
+
+async fn refuse_foreign(names: Arc<[String]>, request: Request, next: Next) -> Response {
+    match check_page(request.method(), request.uri(), request.headers(), &names) {
+        Ok(()) => next.run(request).await,
+        Err(foreign) => refusal(&foreign),
+    }
+}
+
+fn refusal(foreign: &ForeignRequest) -> Response {
+    let code = match foreign {
+        ForeignRequest::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
+        ForeignRequest::Host(_) | ForeignRequest::Origin(_) => StatusCode::FORBIDDEN,
+    };
+    (code, foreign.to_string()).into_response()
 }

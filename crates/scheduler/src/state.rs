@@ -55,6 +55,30 @@ pub struct SchedulerSettings {
     pub pass_on: PassOn,
     /// The location of the quotas and the node labels they use; `None` turns quotas off.
     pub quota: Option<quota::QuotaSettings>,
+    /// The kube-schedulers whose pods are bound.
+    pub served: ServedSchedulers,
+}
+
+/// Names of kube-schedulers. A pod names its own in `schedulerName`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedSchedulers(pub Vec<String>);
+
+impl ServedSchedulers {
+    /// The name of a cluster's own kube-scheduler, which the API server writes to pods that name none.
+    pub const DEFAULT: &'static str = "default-scheduler";
+    /// The name of the second kube-scheduler in `deploy/scheduler/kube-scheduler-second.yaml`.
+    pub const SECOND: &'static str = "tessera";
+
+    fn serve(&self, name: &str) -> bool {
+        let name = if name.is_empty() { Self::DEFAULT } else { name };
+        self.0.iter().any(|served| served == name)
+    }
+}
+
+impl Default for ServedSchedulers {
+    fn default() -> Self {
+        Self([Self::DEFAULT, Self::SECOND].map(str::to_owned).to_vec())
+    }
 }
 
 impl SchedulerSettings {

@@ -56,7 +56,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
     let mut settings = AgentSettings { labels, advertise, ..settings(&arguments, by_cdi)? };
     let listener = match listen {
-        Some(address) => Some(host::listen(address).await?),
+        Some(address) => Some(host::listen(address, "--listen").await?),
         None => None,
     };
     if let Some((_, address)) = &listener {

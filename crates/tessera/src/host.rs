@@ -11,9 +11,9 @@ pub(crate) fn name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
 
-/// Listens on an address. Returns the actual address, with the chosen port if port 0 was given.
-pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
-    let said = || format!("cannot listen on {address} (--listen names another address)");
+/// Listens on the address of a flag. Returns the actual address, with the chosen port if port 0 was given.
+pub(crate) async fn listen(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+    let said = || format!("cannot listen on {address} ({flag} names another address)");
     let listener = TcpListener::bind(address).await.with_context(said)?;
     let real = listener.local_addr().with_context(said)?;
     Ok((listener, real))

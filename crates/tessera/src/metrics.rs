@@ -136,7 +136,7 @@ fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
             asked.await;
             stopped.cancel();
         });
-        let (listener, address) = host::listen(address).await?;
+        let (listener, address) = host::listen(address, "--listen").await?;
         eprintln!("serving http://{address}/metrics");
         standalone.serve(listener, stop).await;
         Ok(())

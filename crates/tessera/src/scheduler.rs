@@ -1,6 +1,7 @@
 //! `tessera scheduler`: the extender that kube-scheduler calls.
 
-use std::net::SocketAddr;
+mod listen;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,30 +13,27 @@ use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
-use tessera_scheduler::server::{App, Tls, router, serve};
-use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, State};
+use tessera_scheduler::server::{App, serve_all};
+use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, ServedSchedulers, State};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::{foreign::quota, tessera::rules};
-use tokio::task::JoinSet;
 
+use self::listen::ListenArguments;
+use crate::host;
 use crate::log::LogArguments;
-use crate::{host, values};
 
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera scheduler --kubeconfig ~/.kube/config       # dashboard at http://127.0.0.1:12345/
-  tessera scheduler                                   # in a pod: deploy/scheduler
-  tessera scheduler --listen :12345 --listen :39999   # also on the port of the extender it replaces
-  tessera scheduler --policy binpack --quota-config quota.json
+  tessera scheduler --certificates-in kube-system        # in a pod: deploy/scheduler
+  tessera scheduler --insecure-listen 127.0.0.1:12345    # for tests on one host
+  tessera scheduler --insecure-listen :39999             # the port of a replaced extender
 
 kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.")]
 pub(crate) struct Arguments {
-    /// Address to listen on, such as 127.0.0.1:12345 or :12345; may be given several times, for the
-    /// ports of replaced extenders
-    #[arg(long, value_name = "ADDRESS", default_value = ":12345", value_parser = values::address)]
-    listen: Vec<SocketAddr>,
+    #[command(flatten)]
+    listen: ListenArguments,
 
     /// Kubeconfig of the API server; the pod's service account or the user's kubeconfig if absent
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
@@ -63,13 +61,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WHICH", default_value = "best")]
     pass_on: WhichNodes,
 
-    /// Serve HTTPS with this certificate; read again when the file changes
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-
-    /// Key of the certificate
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
+    /// Name of a kube-scheduler whose pods are bound, as pods name it in schedulerName; may be given
+    /// several times
+    #[arg(long, value_name = "NAME", default_values = [ServedSchedulers::DEFAULT, ServedSchedulers::SECOND])]
+    scheduler_name: Vec<String>,
 
     /// Namespace of the lease by which replicas elect their leader
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.0)]
@@ -82,10 +77,6 @@ pub(crate) struct Arguments {
     /// Time after which another replica takes over from a leader that does not renew its lease
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=60))]
     lease_seconds: u32,
-
-    /// Largest accepted request body, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 32)]
-    max_body: usize,
 
     /// Write no Kubernetes Events (granted GPUs and the reason, quota usage, failed bindings)
     #[arg(long)]
@@ -116,11 +107,11 @@ impl From<WhichNodes> for PassOn {
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     arguments.log.start()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
-    runtime.block_on(serve_all(arguments))?;
+    runtime.block_on(serve_until_stopped(arguments))?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve_all(arguments: Arguments) -> Result<()> {
+async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     let Arguments {
         listen,
         kubeconfig,
@@ -129,12 +120,10 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         quota_config,
         memory_unit,
         pass_on,
-        tls_cert,
-        tls_key,
+        scheduler_name,
         lease_namespace,
         lease,
         lease_seconds,
-        max_body,
         no_events,
         log: _,
     } = arguments;
@@ -142,25 +131,18 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         bail!("--policy static needs --static-table FILE");
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
-    let settings =
-        SchedulerSettings { policy: DefaultPolicy(policy), memory_unit, pass_on: pass_on.into(), quota };
-    let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
-    let tls = match (&tls_cert, &tls_key) {
-        (Some(certificate), Some(key)) => {
-            Some(Tls::follow(certificate, key).with_context(|| certificate.display().to_string())?)
-        }
-        _ => None,
+    listen.check()?;
+    let settings = SchedulerSettings {
+        policy: DefaultPolicy(policy),
+        memory_unit,
+        pass_on: pass_on.into(),
+        quota,
+        served: ServedSchedulers(scheduler_name),
     };
+    let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
     let app = Arc::new(App::new(State::new(settings.clone()), client).with_notices(notices));
-    let routes = router(Arc::clone(&app), max_body << 20);
-    let mut servers = JoinSet::new();
-    for address in listen {
-        let (listener, address) = host::listen(address).await?;
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        tracing::info!(url = %format_args!("{scheme}://{address}/"), "listening");
-        servers.spawn(serve(listener, routes.clone(), tls.clone()));
-    }
+    let servers = serve_all(listen.open(&app).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {
         identity: identity(),
@@ -170,7 +152,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
     };
     tokio::select! {
         () = lead(app, settings, membership, static_table, stop) => Ok(()),
-        Some(ended) = servers.join_next() => Ok(ended??),
+        ended = servers => Ok(ended?),
     }
 }
 

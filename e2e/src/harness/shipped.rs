@@ -51,6 +51,7 @@ fn path_of(document: &str) -> String {
     };
     let plural = match field("kind: ") {
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
+        "NetworkPolicy" => "networkpolicies".to_owned(),
         other => format!("{}s", other.to_lowercase()),
     };
     let group = match field("apiVersion: ") {
@@ -59,7 +60,15 @@ fn path_of(document: &str) -> String {
     };
     let is_namespaced = matches!(
         plural.as_str(),
-        "configmaps" | "serviceaccounts" | "roles" | "rolebindings" | "daemonsets" | "deployments"
+        "configmaps"
+            | "secrets"
+            | "services"
+            | "networkpolicies"
+            | "serviceaccounts"
+            | "roles"
+            | "rolebindings"
+            | "daemonsets"
+            | "deployments"
     );
     if is_namespaced {
         format!("{group}/namespaces/kube-system/{plural}")

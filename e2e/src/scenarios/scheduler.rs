@@ -2,6 +2,7 @@
 
 mod admission;
 mod audit;
+mod certificates;
 mod dialects;
 mod front;
 mod gate;
@@ -18,7 +19,7 @@ use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, PostParams},
@@ -41,6 +42,9 @@ const CONCURRENT_DELETIONS: usize = 32;
 /// User of the scheduler, to which `deploy/scheduler/rbac.yaml` grants rights.
 const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
 
+/// Secret with the certificate of kube-scheduler, of `deploy/scheduler/certificates.yaml`.
+const CLIENT_SECRET: &str = "tessera-kube-scheduler-tls";
+
 /// A cluster with GPU nodes and everything of `deploy/scheduler` except for the pods.
 struct Site {
     harness: Harness,
@@ -50,7 +54,18 @@ struct Site {
 /// A process of `tessera scheduler`.
 struct Replica {
     component: Component,
-    address: SocketAddr,
+    addresses: Addresses,
+}
+
+/// The listeners of a replica.
+#[derive(Clone, Copy)]
+struct Addresses {
+    /// The verbs, with mutual TLS.
+    verbs: SocketAddr,
+    /// The dashboard and the metrics.
+    pages: SocketAddr,
+    /// The probes.
+    health: SocketAddr,
 }
 
 impl Site {
@@ -64,6 +79,7 @@ impl Site {
     async fn of(harness: &Harness, cluster: Arc<Cluster>) -> Result<Self> {
         let site = Self { harness: harness.clone(), cluster };
         site.apply("rbac.yaml").await?;
+        site.apply("certificates.yaml").await?;
         Ok(site)
     }
 
@@ -86,61 +102,91 @@ impl Site {
     /// Starts a replica that uses the API server, or a proxy in front of it.
     fn replica(&self, name: &str, kubeconfig: Option<&Path>) -> Result<Replica> {
         let own = self.cluster.kubeconfig(USER, "e2e")?;
-        let address: SocketAddr = format!("127.0.0.1:{}", free_port()?).parse()?;
+        let free = || Ok::<_, anyhow::Error>(SocketAddr::from(([127, 0, 0, 1], free_port()?)));
+        let addresses = Addresses { verbs: free()?, pages: free()?, health: free()? };
         let quota = self.harness.state(name)?.join("quota.json");
         fs::write(&quota, r#"{"GPUModelLabel":"gpu-model","GPUPoolLabel":"gpu-pool"}"#)?;
         let program = self.harness.tessera()?.arguments([
             "scheduler".to_owned(),
-            format!("--listen={address}"),
+            "--certificates-in=kube-system".to_owned(),
+            format!("--listen={}", addresses.verbs),
+            format!("--dashboard-listen={}", addresses.pages),
+            format!("--health-listen={}", addresses.health),
             format!("--kubeconfig={}", kubeconfig.unwrap_or(&own).display()),
             format!("--quota-config={}", quota.display()),
         ]);
-        Ok(Replica { component: self.harness.start(name, program)?, address })
+        Ok(Replica { component: self.harness.start(name, program)?, addresses })
     }
 
     async fn ready(&self, replica: &Replica) -> Result<()> {
         self.harness
             .wait_for("the replica to be ready", SOON, async || {
-                Ok(front::is_ready(replica.address).await.then_some(()))
+                Ok(front::is_ready(replica.addresses.health).await.then_some(()))
             })
             .await
     }
 
     /// Starts kube-scheduler with the shipped configuration, in which only the addresses are
     /// replaced.
-    fn kube_scheduler(&self, front: &Front) -> Result<Component> {
-        self.shipped_kube_scheduler("kube-scheduler", front.address)
+    async fn kube_scheduler(&self, front: &Front) -> Result<Component> {
+        self.shipped_kube_scheduler("kube-scheduler", front.address).await
     }
 
     /// Starts kube-scheduler under this name with the shipped configuration and an extender at this
     /// address.
-    fn shipped_kube_scheduler(&self, name: &str, extender: SocketAddr) -> Result<Component> {
-        self.edited_kube_scheduler(name, extender, "")
+    async fn shipped_kube_scheduler(&self, name: &str, extender: SocketAddr) -> Result<Component> {
+        self.edited_kube_scheduler(name, extender, "").await
     }
 
     /// Does the same with further lines in the configuration.
-    fn edited_kube_scheduler(&self, name: &str, extender: SocketAddr, lines: &str) -> Result<Component> {
+    async fn edited_kube_scheduler(
+        &self,
+        name: &str,
+        extender: SocketAddr,
+        lines: &str,
+    ) -> Result<Component> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         let configuration = shipped
             .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
             .replace("leaderElect: true", "leaderElect: false")
             + lines;
-        self.start_kube_scheduler(name, configuration, &kubeconfig, extender)
+        self.start_kube_scheduler(name, configuration, &kubeconfig, extender).await
     }
 
-    /// Starts a kube-scheduler with a shipped configuration and the address of our Service.
-    fn start_kube_scheduler(
+    /// Starts a kube-scheduler with a shipped configuration, the address of our Service, and the certificate in the
+    /// Secret.
+    async fn start_kube_scheduler(
         &self,
         name: &str,
         configuration: String,
         kubeconfig: &str,
         extender: SocketAddr,
     ) -> Result<Component> {
-        let service = "http://tessera-scheduler.kube-system.svc:12345";
-        ensure!(configuration.contains(service), "the shipped configuration names another address");
-        let configuration = configuration.replace(service, &format!("http://{extender}"));
+        let (service, files) =
+            ("https://tessera-scheduler.kube-system.svc:12345", "/etc/kubernetes/tessera/");
+        for text in [service, files] {
+            ensure!(configuration.contains(text), "the shipped configuration does not name {text}");
+        }
+        let directory = self.harness.state(&format!("{name}-certificates"))?;
+        self.copy_certificates(&directory).await?;
+        let configuration = configuration
+            .replace(service, &format!("https://{extender}"))
+            .replace(files, &format!("{}/", directory.display()));
         self.cluster.start_configured_scheduler(name, &configuration, kubeconfig)
+    }
+
+    /// Copies the certificate of kube-scheduler from its Secret to files.
+    async fn copy_certificates(&self, directory: &Path) -> Result<()> {
+        let data = self.secret(CLIENT_SECRET).await?.data.context("the Secret is empty")?;
+        for file in ["ca.crt", "tls.crt", "tls.key"] {
+            fs::write(directory.join(file), &data.get(file).context(file)?.0)?;
+        }
+        Ok(())
+    }
+
+    async fn secret(&self, name: &str) -> Result<Secret> {
+        Ok(Api::<Secret>::namespaced(self.cluster.client(), "kube-system").get(name).await?)
     }
 
     async fn make(&self, pod: &Pod) -> Result<()> {

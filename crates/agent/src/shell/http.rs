@@ -2,10 +2,11 @@
 
 mod metrics;
 
-use std::{collections::BTreeMap, future::Future, sync::Arc};
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use tessera_core::units::MiB;
+use tessera_serve::{ConnectionLimits, ServeOptions};
 use tessera_wire::{
     foreign::gpu_tree,
     tessera::node_use::{self, NodeUse},
@@ -17,6 +18,14 @@ use super::{Message, Messages, sampler::Sampler};
 use crate::{
     controller::{NotReady, View},
     exporter::{self, GpuManagerUsage, GpuSnapshot, Snapshot},
+};
+
+/// Limits of the pages: each connection needs up to 100 KiB, and the agent has 128 MiB.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    total: 128,
+    per_peer: 32,
+    head_timeout: Duration::from_secs(5),
+    idle_timeout: Duration::from_secs(30),
 };
 
 #[derive(Clone)]
@@ -44,8 +53,8 @@ pub(super) fn serve(
         .merge(metrics::routes())
         .with_state(Pages { messages, sampler });
     async move {
-        let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(error) = served.await {
+        let served = tessera_serve::serve(listener, router, ServeOptions { limits: LIMITS, tls: None });
+        if let Some(Err(error)) = stop.run_until_cancelled(served).await {
             tracing::error!(%error, "the HTTP server failed; the agent's pages are not served until it restarts");
         }
     }

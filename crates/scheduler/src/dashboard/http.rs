@@ -15,6 +15,7 @@ use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::node_use::NodeUse;
 
@@ -22,7 +23,7 @@ use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};
 use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
-use crate::server::App;
+use crate::server::{App, limit_calls};
 use crate::state::{State, StateAccess as _};
 
 /// Longest time a view waits for a permit.
@@ -47,7 +48,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 /// Returns all routes of the dashboard.
-pub fn routes(body_limit: usize) -> Router<Arc<App>> {
+pub fn routes(app: &Arc<App>, body_limit: usize) -> Router<Arc<App>> {
+    let body_limit = body_limit.min(MAX_MANIFEST_BYTES);
+    let limited = middleware::from_fn_with_state((Arc::clone(app), body_limit), limit_calls);
     let api = Router::new()
         .route("/status", get(status))
         .route("/stream", get(stream::follow))
@@ -61,12 +64,12 @@ pub fn routes(body_limit: usize) -> Router<Arc<App>> {
         .route("/pods/{namespace}/{name}/use", get(pod_use))
         .route("/pods/{namespace}/{name}/explanation", get(explanation))
         .route("/quota", get(|app: Shared| view(app, |app| app.with_state(quota::quota))))
-        .route("/what-if", post(what_if))
+        .route("/what-if", post(what_if).layer(limited))
         .route("/decisions", get(decisions))
         .fallback(|| async {
             problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists all paths")
         })
-        .layer(DefaultBodyLimit::max(body_limit.min(MAX_MANIFEST_BYTES)))
+        .layer(DefaultBodyLimit::max(body_limit))
         .layer(middleware::from_fn(never_kept));
     Router::new()
         .route("/", get(assets::index))
@@ -267,7 +270,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
         Ok(bytes) => bytes,
         Err(rejection) => return problem(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
-    let pod: Pod = match serde_json::from_slice(&bytes) {
+    let pod: Counted<Pod> = match app.parse(&bytes) {
         Ok(pod) => pod,
         Err(error) => {
             let text = format!("the body is not a pod manifest in JSON: {error}");

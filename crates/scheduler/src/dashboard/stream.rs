@@ -20,7 +20,7 @@ use crate::server::App;
 /// Interval between two checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Concurrent streams. Each holds one of the 512 connections that kube-scheduler needs too.
+/// Concurrent streams. Each holds a connection and a permit of the pages.
 const MAX_STREAMS: usize = 64;
 
 /// Nodes named in one event. With more changed nodes, clients load all their data again.

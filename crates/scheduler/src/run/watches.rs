@@ -8,10 +8,10 @@ use futures::{Stream, StreamExt};
 use tessera_cluster::FailureLog;
 use tessera_cluster::watch::WatchChange;
 use tessera_core::quota::{Quota, UnreadableLimits};
+use tessera_serve::files::Files;
 use tessera_wire::foreign::disruption::Budget;
 use tessera_wire::foreign::{quota, unhealthy};
 
-use crate::files::Files;
 use crate::server::App;
 use crate::state::{StateEvent, UnhealthyGpus, WatchEvent};
 

@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
+use serde::Deserialize;
 use tessera_cluster::lease::LeaseTiming;
 use tessera_cluster::{Client, PodNotice};
-use tokio::sync::{Semaphore, watch};
+use tessera_wire::bounded::Counted;
+use tokio::sync::watch;
 
-use super::MAX_CONCURRENT_CALLS;
+use super::calls::CallPools;
 use super::retry_wait::RetryWait;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
@@ -35,7 +37,7 @@ pub struct App {
     pub(crate) verdicts: VerdictCache,
     /// Short waits for pods that fit nowhere.
     pub retry_wait: RetryWait,
-    pub(super) call_permits: Semaphore,
+    pub(super) pools: CallPools,
     started: Instant,
 }
 
@@ -103,7 +105,7 @@ impl App {
             writes: AtomicU64::new(0),
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
-            call_permits: Semaphore::new(MAX_CONCURRENT_CALLS),
+            pools: CallPools::default(),
             started: Instant::now(),
         }
     }
@@ -132,6 +134,14 @@ impl App {
                 message,
             },
         );
+    }
+
+    /// Parses the body of a call. All bodies in memory share one budget of elements.
+    pub(crate) fn parse<'b, T: Deserialize<'b>>(
+        &self,
+        body: &'b [u8],
+    ) -> Result<Counted<T>, serde_json::Error> {
+        self.pools.elements.parse(body)
     }
 
     /// Locks the state for reading. A poisoned lock is used, because the methods of the state fail

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use tessera_core::admission::QUOTA;
+use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::extender::{
     BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
 };
@@ -39,17 +40,17 @@ pub(super) enum BadCall {
 }
 
 /// Parses a request body. Fails if this replica is not ready.
-pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<T, BadCall> {
+pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<Counted<T>, BadCall> {
     if !app.is_ready() {
         return Err(BadCall::NotReady);
     }
     let bytes = body.as_ref().map_err(|rejection| BadCall::Body(rejection.body_text()))?;
-    serde_json::from_slice(bytes).map_err(BadCall::Json)
+    app.parse(bytes).map_err(BadCall::Json)
 }
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let args: ExtenderArgs<BorrowedName<'_>> = match read(&app, &body) {
+    let args: Counted<ExtenderArgs<BorrowedName<'_>>> = match read(&app, &body) {
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
@@ -111,7 +112,10 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
 }
 
 /// Runs the preemption on a blocking thread, because a crowded node takes milliseconds.
-async fn choose_victims(app: &Arc<App>, args: PreemptionArgs) -> (Arc<PreemptionArgs>, PreemptionResult) {
+async fn choose_victims(
+    app: &Arc<App>,
+    args: Counted<PreemptionArgs>,
+) -> (Arc<Counted<PreemptionArgs>>, PreemptionResult) {
     let (worker, args) = (Arc::clone(app), Arc::new(args));
     let shared = Arc::clone(&args);
     let chosen = tokio::task::spawn_blocking(move || preempt::preempt(&*worker, &shared)).await;

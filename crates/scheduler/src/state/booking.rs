@@ -10,7 +10,7 @@ use tessera_core::ledger::Conflict;
 use tessera_core::placement::describe;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::BindingArgs;
-use tessera_wire::foreign::objects::Pod;
+use tessera_wire::foreign::objects::{Pod, PodSpec};
 use tessera_wire::tessera::grant::{self, BadGrant};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
@@ -137,6 +137,19 @@ pub enum BindRefusal {
     /// confirmed.
     #[error("pod {0} is not in the list of pods yet; kube-scheduler retries after the watch has shown it")]
     Unseen(PodUid),
+    /// Another scheduler is responsible for the pod.
+    #[error(
+        "pod {pod} is scheduled by {scheduler}, which this extender does not serve; --scheduler-name adds it"
+    )]
+    NotServed {
+        /// UID of the pod.
+        pod: PodUid,
+        /// The scheduler that the pod names.
+        scheduler: String,
+    },
+    /// The pod names none of the resources for which kube-scheduler calls this extender.
+    #[error("pod {0} requests no GPU resource; the extender binds only pods that do (managedResources)")]
+    NoGpus(PodUid),
     /// The ledger has no room for the grant.
     #[error(transparent)]
     Conflict(#[from] Conflict),
@@ -194,6 +207,7 @@ impl State {
             Some(node) => return Err(BindRefusal::Elsewhere { pod: uid, node: node.clone() }),
             None => {}
         }
+        self.check_scheduler(&uid, &pod.spec)?;
         let (grant, order) = self.decide(&uid, pod, &name, now)?;
         let namespace = pod.namespace.clone();
         self.view.book(grant, namespace)?;
@@ -211,7 +225,7 @@ impl State {
     }
 
     /// Continues a bind with the pod as read from the API server. Returns the Binding to send, or `None` if the
-    /// pod is bound already. A pod that requests no GPUs gets a Binding without a grant.
+    /// pod is bound already. A pod that names a GPU resource with the amount 0 gets a Binding without a grant.
     pub fn begin_bind_with(
         &mut self,
         pod: Pod,
@@ -219,14 +233,26 @@ impl State {
         args: &BindingArgs,
         now: Timestamp,
     ) -> Result<Option<BindOrder>, BindRefusal> {
+        let uid = PodUid(args.pod_uid.clone());
+        self.check_scheduler(&uid, &pod.spec)?;
+        if !pod.spec.names_gpu_resources() {
+            return Err(BindRefusal::NoGpus(uid));
+        }
         let wants_gpu = pod.spec.asks_for_gpus();
         self.apply_read(pod, read_at);
         match self.begin_bind(args, now)? {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
-            BindStep::Fetch if wants_gpu => Err(BindRefusal::Unseen(PodUid(args.pod_uid.clone()))),
+            BindStep::Fetch if wants_gpu => Err(BindRefusal::Unseen(uid)),
             BindStep::Fetch => Ok(Some(BindOrder::default())),
         }
+    }
+
+    fn check_scheduler(&self, uid: &PodUid, spec: &PodSpec) -> Result<(), BindRefusal> {
+        if self.settings.served.serve(&spec.scheduler_name) {
+            return Ok(());
+        }
+        Err(BindRefusal::NotServed { pod: uid.clone(), scheduler: spec.scheduler_name.clone() })
     }
 
     fn decide(

@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::run::{Membership, lead};
-use tessera_scheduler::server::{App, router, serve};
+use tessera_scheduler::server::{ALL, App, router, serve_all};
 use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
 use tokio::net::TcpListener;
@@ -184,10 +184,10 @@ impl Drop for Replica {
 fn listen(listener: std::net::TcpListener, app: &Arc<App>) -> Result<Runtime> {
     listener.set_nonblocking(true)?;
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let router = router(Arc::clone(app), 1 << 20);
+    let router = router(Arc::clone(app), 1 << 20, &[]);
     runtime.spawn(async move {
         let listener = TcpListener::from_std(listener)?;
-        serve(listener, router, None).await
+        serve_all(vec![(listener, router, ALL, None)]).await
     });
     Ok(runtime)
 }

@@ -90,9 +90,9 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     );
     set_pod(&mut state, &pod);
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
-    // A pod without GPUs needs no booking.
-    let plain = self::pod("plain", &[("cpu", "1")]);
-    let order = state.begin_bind_with(parse(&plain), state.list_generation(), &bind_args(&plain, "n"), at(1));
+    // A pod that names a GPU resource with the amount 0 needs no booking.
+    let zero = self::pod("zero", &[("nvidia.com/gpu", "0")]);
+    let order = state.begin_bind_with(parse(&zero), state.list_generation(), &bind_args(&zero, "n"), at(1));
     assert_eq!(order.unwrap(), Some(BindOrder::default()));
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+mod access;
 mod bind;
 mod cluster_events;
 mod dashboard;

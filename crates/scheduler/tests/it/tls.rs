@@ -1,59 +1,140 @@
-//! Tests of HTTPS, with a certificate that is replaced while the server runs.
+//! Tests of the verbs with mutual TLS: which clients are answered, and certificates that are replaced while the
+//! server runs.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use rustls::ClientConfig;
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
-use tessera_scheduler::server::{Tls, serve};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tessera_scheduler::server::{VERBS, serve_all};
+use tessera_serve::{ClientCheck, Tls, TlsFiles};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// Writes a self-signed certificate and returns it.
-fn write(directory: &std::path::Path) -> CertificateDer<'static> {
-    let made = rcgen::generate_simple_self_signed(vec!["tessera".to_owned()]).unwrap();
-    std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
-    std::fs::write(directory.join("cert.pem"), made.cert.pem()).unwrap();
-    CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap()
+const CLIENT: &str = "tessera-kube-scheduler";
+
+struct Authority {
+    certificate: rcgen::Certificate,
+    issuer: Issuer<'static, KeyPair>,
 }
 
-/// Returns the answer to a client that trusts only this certificate.
-async fn ask(address: std::net::SocketAddr, trusted: &CertificateDer<'static>) -> Option<String> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(trusted.clone()).unwrap();
+impl Authority {
+    fn new() -> Self {
+        let (key, mut params) = (KeyPair::generate().unwrap(), CertificateParams::default());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key).unwrap();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    fn issue(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> (rcgen::Certificate, KeyPair) {
+        let (key, mut params) =
+            (KeyPair::generate().unwrap(), CertificateParams::new([name.to_owned()]).unwrap());
+        params.extended_key_usages = vec![usage];
+        (params.signed_by(&key, &self.issuer).unwrap(), key)
+    }
+
+    fn client(&self, name: &str) -> Identity {
+        self.identity(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn identity(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> Identity {
+        let (certificate, key) = self.issue(name, usage);
+        Some((certificate.der().clone(), key.serialize_der()))
+    }
+
+    /// Writes the files of a server.
+    fn write_server(&self, directory: &Path) {
+        let (certificate, key) = self.issue("tessera", ExtendedKeyUsagePurpose::ServerAuth);
+        std::fs::write(directory.join("tls.key"), key.serialize_pem()).unwrap();
+        std::fs::write(directory.join("ca.crt"), self.certificate.pem()).unwrap();
+        std::fs::write(directory.join("tls.crt"), certificate.pem()).unwrap();
+    }
+}
+
+type Identity = Option<(CertificateDer<'static>, Vec<u8>)>;
+
+/// Returns the answer to a client that trusts only this authority, if the server accepts the client.
+async fn ask(address: SocketAddr, trusted: &Authority, identity: Identity) -> Option<String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.certificate.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let client = match identity {
+        None => client.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let key = PrivateKeyDer::try_from(key).unwrap();
+            client.with_client_auth_cert(vec![certificate], key).unwrap()
+        }
+    };
     let stream = TcpStream::connect(address).await.ok()?;
     let name = ServerName::try_from("tessera").unwrap();
     let mut stream = TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()?;
     stream.write_all(b"GET / HTTP/1.1\r\nhost: tessera\r\nconnection: close\r\n\r\n").await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
-    Some(answer)
+    Some(answer).filter(|answer| !answer.is_empty())
+}
+
+/// Starts a server with the files in the directory.
+async fn start(directory: &Path) -> SocketAddr {
+    let clients = ClientCheck { authority: directory.join("ca.crt"), name: CLIENT.to_owned() };
+    let tls = Tls::follow(TlsFiles {
+        certificate: directory.join("tls.crt"),
+        key: directory.join("tls.key"),
+        clients: Some(clients),
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().route("/", get(|| async { "hello" }));
+    tokio::spawn(serve_all(vec![(listener, router, VERBS, Some(tls.unwrap()))]));
+    address
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_used_without_a_restart() {
+async fn only_a_client_with_the_right_certificate_is_answered() {
     let directory = tempfile::tempdir().unwrap();
-    let first = write(directory.path());
-    let tls = Tls::follow(&directory.path().join("cert.pem"), &directory.path().join("key.pem")).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, Router::new().route("/", get(|| async { "hello" })), Some(tls)));
-    assert!(ask(address, &first).await.unwrap().ends_with("hello"));
-    let second = write(directory.path());
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    ours.write_server(directory.path());
+    let address = start(directory.path()).await;
+    let answer = ask(address, &ours, ours.client(CLIENT)).await.unwrap();
+    assert!(answer.ends_with("hello"), "{answer}");
+    assert_eq!(ask(address, &ours, None).await, None, "without a certificate");
+    assert_eq!(ask(address, &ours, theirs.client(CLIENT)).await, None, "of another authority");
+    assert_eq!(ask(address, &ours, ours.client("another")).await, None, "with another name");
+    let server = ours.identity(CLIENT, ExtendedKeyUsagePurpose::ServerAuth);
+    assert_eq!(ask(address, &ours, server).await, None, "the certificate of a server");
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nhost: tessera\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let _reset = plain.read_to_end(&mut answer).await;
+    assert!(!String::from_utf8_lossy(&answer).contains("HTTP/1.1 200"), "plain HTTP");
+}
+
+#[tokio::test]
+async fn new_certificates_are_used_without_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second) = (Authority::new(), Authority::new());
+    first.write_server(directory.path());
+    let address = start(directory.path()).await;
+    assert!(ask(address, &first, first.client(CLIENT)).await.is_some());
+    second.write_server(directory.path());
     let replaced = async {
-        while ask(address, &second).await.is_none() {
+        while ask(address, &second, second.client(CLIENT)).await.is_none() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
-    assert!(ask(address, &first).await.is_none(), "the old one is not used any more");
+    assert_eq!(ask(address, &first, first.client(CLIENT)).await, None, "the old ones are not used any more");
 }

@@ -132,9 +132,16 @@ fn probes_and_services_use_the_port_of_the_program() {
     }
     let all = objects("scheduler");
     let (_, service) = all.iter().find(|(_, object)| object["kind"] == "Service").unwrap();
-    assert_eq!(service["spec"]["ports"][0]["targetPort"], containers("scheduler")[0]["ports"][0]["name"]);
+    let scheduler = &containers("scheduler")[0];
+    for served in service["spec"]["ports"].as_array().unwrap() {
+        let mut ports = scheduler["ports"].as_array().unwrap().iter();
+        let same = ports.find(|port| port["name"] == served["targetPort"]).unwrap();
+        assert_eq!(same["containerPort"], served["port"]);
+        let help = String::from_utf8(tessera(&["scheduler", "--help"]).stdout).unwrap();
+        assert!(help.contains(&format!("[default: :{}", served["port"])), "{served}");
+    }
     let port = &service["spec"]["ports"][0]["port"];
-    let prefix = format!("http://tessera-scheduler.kube-system.svc:{port}/scheduler");
+    let prefix = format!("https://tessera-scheduler.kube-system.svc:{port}/scheduler");
     for file in ["kube-scheduler-edit.yaml", "kube-scheduler-second.yaml"] {
         let text = std::fs::read_to_string(folder().join("scheduler").join(file)).unwrap();
         assert!(text.contains(&prefix), "{file}: {prefix}");

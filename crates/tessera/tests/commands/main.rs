@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
+mod attacks;
 mod deploy;
 mod help;
 mod mistakes;

@@ -32,7 +32,8 @@ fn without_a_cluster_the_daemons_name_the_files_they_tried() {
     let grants = tempfile::tempdir().unwrap();
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt", "--grants", grants];
-    for daemon in [&agent[..], &["scheduler"]] {
+    let scheduler = ["scheduler", "--insecure-listen", "127.0.0.1:0"];
+    for daemon in [&agent[..], &scheduler] {
         check(
             daemon,
             2,
@@ -66,6 +67,8 @@ fn errors_about_values_say_what_to_write() {
     check(&["inventory", "--gpus", "cuda"], 2, &["write nvml or simulated:FILE"]);
     check(&["place", "--topology", "dgx1.txt", "--request", "two"], 2, &["write whole:2"]);
     check(&["scheduler", "--quota-config", "none"], 2, &["cannot read none"]);
+    check(&["scheduler"], 2, &["the verbs need certificates", "--insecure-listen 127.0.0.1:12345"]);
+    check(&["scheduler", "--listen", ":0", "--insecure-listen", ":0"], 2, &["the verbs need certificates"]);
     check(&["scheduler", "--policy", "static"], 2, &["--static-table FILE"]);
     let simulate = |arguments: &[&str], words: &[&str]| {
         check(&[&["simulate", "cluster"], arguments].concat(), 2, words);
@@ -95,15 +98,17 @@ fn a_port_in_use_is_reported_with_the_flag_for_another() {
     let grants = tempfile::tempdir().unwrap();
     let (gpus, grants) = (["--gpus", "simulated:dgx1.txt"], grants.path().to_str().unwrap());
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--log", "off", "--kubeconfig", kubeconfig];
-    for command in [
-        &["scheduler", "--kubeconfig", kubeconfig][..],
-        &[&["metrics"][..], &gpus].concat(),
-        &[&agent[..], &gpus].concat(),
+    let scheduler =
+        ["scheduler", "--kubeconfig", kubeconfig, "--dashboard-listen", "off", "--health-listen", "off"];
+    for (command, flag) in [
+        (&scheduler[..], "--insecure-listen"),
+        (&[&["metrics"][..], &gpus].concat(), "--listen"),
+        (&[&agent[..], &gpus].concat(), "--listen"),
     ] {
         check(
-            &[command, &["--listen", &address]].concat(),
+            &[command, &[flag, &address]].concat(),
             2,
-            &[&format!("error: cannot listen on {address} (--listen names another address)"), "in use"],
+            &[&format!("error: cannot listen on {address} ({flag} names another address)"), "in use"],
         );
     }
 }

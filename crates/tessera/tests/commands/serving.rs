@@ -42,8 +42,14 @@ fn port_0_is_replaced_by_the_actual_port() {
     let gpus = ["--gpus", "simulated:dgx1.txt"];
     let metrics = [&["metrics"][..], &gpus, &anywhere].concat();
     assert!(page(&metrics, "serving ", "/metrics").contains("\ntessera_"));
-    let scheduler = [&["scheduler", "--kubeconfig", kubeconfig][..], &anywhere].concat();
-    assert!(page(&scheduler, "listening ", "/healthz").ends_with("ok"));
+    let scheduler = ["scheduler", "--kubeconfig", kubeconfig, "--insecure-listen", "127.0.0.1:0"];
+    let others = ["--dashboard-listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"];
+    let scheduler = [&scheduler[..], &others].concat();
+    for (says, path) in
+        [(" listening ", "/readyz"), ("answering probes", "/healthz"), ("dashboard", "/version")]
+    {
+        assert!(page(&scheduler, says, path).starts_with("HTTP/1.0 "), "{says}");
+    }
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--kubeconfig", kubeconfig];
     let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere].concat();

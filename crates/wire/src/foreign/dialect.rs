@@ -196,6 +196,11 @@ impl Dialect {
     /// All dialects.
     pub const ALL: [Self; 4] = [Self::Nvidia, Self::Gputopology, Self::Gpushare, Self::Vcuda];
 
+    /// All resources of all dialects that pods request. An extender's configuration lists them as
+    /// `managedResources`.
+    pub const RESOURCES: [&'static str; 5] =
+        [whole::NVIDIA.resource, whole::GPUTOPOLOGY.resource, gpushare::MEMORY, vcuda::CORE, vcuda::MEMORY];
+
     /// Returns the resource that pods request and nodes advertise in this dialect.
     #[must_use]
     pub fn resource(self) -> &'static str {

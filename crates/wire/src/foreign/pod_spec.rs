@@ -110,6 +110,15 @@ impl PodSpec {
         self.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
     }
 
+    /// Returns whether any container names a GPU resource, with whatever amount. kube-scheduler
+    /// calls an extender for exactly these pods.
+    #[must_use]
+    pub fn names_gpu_resources(&self) -> bool {
+        let is_named =
+            |resources: &Resources| resources.extended().any(|name| Dialect::RESOURCES.contains(&name));
+        self.containers_with_roles().any(|(container, _)| is_named(&container.resources))
+    }
+
     /// Returns CPU and memory of the whole pod. Invalid amounts count as zero; the API server
     /// rejects them before.
     #[must_use]

@@ -10,7 +10,7 @@ use kube::{
 use serde_json::json;
 
 use super::{
-    SOON, Site, admission,
+    SOON, Site, admission, certificates,
     front::{self, Front},
     pods::{annotation, asking, gpu_node, share, whole, with_priority},
     second,
@@ -25,10 +25,12 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let replica = site.replica("tessera-scheduler", None)?;
     site.ready(&replica).await?;
     harness.note("the scheduler leads and is ready");
-    let front = Front::start(vec![replica.address]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let front = Front::start(vec![replica.addresses]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front).await?;
 
     every_dialect(&site).await?;
+    // The second kube-scheduler starts with the renewed certificates.
+    certificates::run(&site, &replica).await?;
     second::run(&site, &front).await?;
     a_bypass_is_seen(&site).await?;
     a_finished_pod_frees_its_gpu(&site).await?;
@@ -36,7 +38,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     quota_holds(&site).await?;
     a_higher_priority_takes_a_fraction(&site).await?;
     a_taint_that_only_asks_is_weighed(&site).await?;
-    let metrics = front::get(replica.address, "/metrics").await.context("no metrics")?;
+    let metrics = front::get(replica.addresses.pages, "/metrics").await.context("no metrics")?;
     ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
     Ok(())
 }

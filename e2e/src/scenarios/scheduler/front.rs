@@ -13,16 +13,18 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use super::Addresses;
+
 /// Interval of readiness checks. In a cluster the shipped probe checks every second.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Front {
     pub(super) address: SocketAddr,
-    replicas: Arc<Mutex<Vec<SocketAddr>>>,
+    replicas: Arc<Mutex<Vec<Addresses>>>,
 }
 
 impl Front {
-    pub(super) async fn start(replicas: Vec<SocketAddr>) -> Result<Self> {
+    pub(super) async fn start(replicas: Vec<Addresses>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let replicas = Arc::new(Mutex::new(replicas));
@@ -42,18 +44,18 @@ impl Front {
         Ok(Self { address, replicas })
     }
 
-    pub(super) fn add(&self, replica: SocketAddr) {
+    pub(super) fn add(&self, replica: Addresses) {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner).push(replica);
     }
 }
 
 /// Connects to the ready replica and waits a moment for one.
-async fn connect(replicas: &Mutex<Vec<SocketAddr>>) -> Option<TcpStream> {
+async fn connect(replicas: &Mutex<Vec<Addresses>>) -> Option<TcpStream> {
     for _ in 0..20 {
         let known = replicas.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for address in known {
-            if is_ready(address).await {
-                return TcpStream::connect(address).await.ok();
+        for replica in known {
+            if is_ready(replica.health).await {
+                return TcpStream::connect(replica.verbs).await.ok();
             }
         }
         sleep(POLL_INTERVAL).await;
@@ -69,7 +71,7 @@ pub(super) async fn is_ready(address: SocketAddr) -> bool {
 pub(super) async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let ask = async {
         let mut stream = TcpStream::connect(address).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: tessera\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.ok()?;

@@ -26,8 +26,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let site = Site::start(&harness, nodes.into_iter()).await?;
     let replica = site.replica("tessera-scheduler", None)?;
     site.ready(&replica).await?;
-    let front = Front::start(vec![replica.address]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let front = Front::start(vec![replica.addresses]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front).await?;
     let kubectl = Kubectl::install(&site)?;
 
     for (node, mut pod) in
@@ -41,7 +41,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     what_is_shown(&site, &kubectl)?;
     the_event_and_the_explanation_agree(&site, &kubectl).await?;
     a_user_without_rights(&site, &kubectl).await?;
-    a_scheduler_that_is_asked(&site, &kubectl, &format!("http://{}", replica.address))
+    a_scheduler_that_is_asked(&site, &kubectl, &format!("http://{}", replica.addresses.pages))
 }
 
 /// A kubectl with the plugins of this build on its path.

@@ -29,8 +29,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let gate = Gate::start(&site).await?;
     let first = site.replica("tessera-scheduler-1", Some(&gate.kubeconfig))?;
     site.ready(&first).await?;
-    let front = Front::start(vec![first.address]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let front = Front::start(vec![first.addresses]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front).await?;
 
     // Booked but not bound: nothing was written, so the next scheduler starts from the cluster's
     // state.
@@ -40,7 +40,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     first.component.kill()?;
     gate.hold(Hold::Nothing);
     let second = site.replica("tessera-scheduler-2", Some(&gate.kubeconfig))?;
-    front.add(second.address);
+    front.add(second.addresses);
     site.ready(&second).await?;
     let pod = site.bound("before").await?;
     ensure!(annotation(&pod, "tessera.dev/grant").contains("GPU-"), "bound without a grant");
@@ -54,7 +54,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     gate.hold(Hold::Nothing);
     let pod = site.bound("after").await?;
     let third = site.replica("tessera-scheduler-3", None)?;
-    front.add(third.address);
+    front.add(third.addresses);
     site.ready(&third).await?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     let (_, text) = inspect(&third, &node).await?;
@@ -66,14 +66,14 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
 
 async fn inspect(replica: &super::Replica, node: &str) -> Result<(String, String)> {
     let path = format!("/gputopology-scheduler/inspect/{node}");
-    let text = super::front::get(replica.address, &path).await.unwrap_or_default();
+    let text = super::front::get(replica.addresses.pages, &path).await.unwrap_or_default();
     Ok((path, text))
 }
 
 /// Kills the leader of two replicas while pods arrive.
 async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Result<()> {
     let other = site.replica("tessera-scheduler-4", None)?;
-    front.add(other.address);
+    front.add(other.addresses);
     let pods: Api<LeanPod> = Api::default_namespaced(site.cluster.client());
     let mut states =
         std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
@@ -95,7 +95,7 @@ async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Resul
         }
         if let Some(since) = killed
             && taken_over.is_none()
-            && super::front::is_ready(other.address).await
+            && super::front::is_ready(other.addresses.health).await
         {
             taken_over = Some(since.elapsed());
         }

@@ -46,8 +46,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let site = Site::start(&harness, nodes).await?;
     let mut replicas =
         vec![site.replica("tessera-scheduler-1", None)?, site.replica("tessera-scheduler-2", None)?];
-    let front = Front::start(replicas.iter().map(|replica| replica.address).collect()).await?;
-    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let front = Front::start(replicas.iter().map(|replica| replica.addresses).collect()).await?;
+    let _kube_scheduler = site.kube_scheduler(&front).await?;
     let api: Api<LeanPod> = Api::default_namespaced(site.cluster.client());
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
     let mut world = World { audit: Audit::default(), bound: BTreeSet::new(), ever_bound: 0, checked: 0 };
@@ -162,7 +162,7 @@ fn replace_one(
     let old = replicas.remove(place);
     old.component.kill()?;
     let fresh = site.replica(&format!("tessera-scheduler-{}", number + 2), None)?;
-    front.add(fresh.address);
+    front.add(fresh.addresses);
     replicas.push(fresh);
     Ok(())
 }

@@ -81,7 +81,7 @@ async fn replay(site: &Site, experiment: &Experiment, seed: u64, is_sampled: boo
     let name = format!("replay-{seed}-{label}");
     let replica = site.replica(&format!("{name}-extender"), None)?;
     site.ready(&replica).await?;
-    let scheduler = site.edited_kube_scheduler(&name, replica.address, lines)?;
+    let scheduler = site.edited_kube_scheduler(&name, replica.addresses.verbs, lines).await?;
     let arrivals = experiment.arrivals(seed);
     let sizes: HashMap<String, u32> =
         (0..).map(pod_name).zip(arrivals.iter().map(|pod| pod.percent)).collect();

@@ -19,7 +19,7 @@ pub(super) async fn run(site: &Site, front: &Front) -> Result<()> {
     let connection = format!("clientConnection:\n  kubeconfig: {kubeconfig}\n");
     let configuration = format!("{}{connection}", shipped_configuration()?);
     let second =
-        site.start_kube_scheduler("kube-scheduler-second", configuration, &kubeconfig, front.address)?;
+        site.start_kube_scheduler("kube-scheduler-second", configuration, &kubeconfig, front.address).await?;
     let (mut named, plain) = (whole("by-second", 1), whole("by-first", 1));
     if let Some(spec) = &mut named.spec {
         spec.scheduler_name = Some("tessera".to_owned());

@@ -24,15 +24,15 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     make_priorities(&site).await?;
     let replica = site.replica("tessera-scheduler", None)?;
     site.ready(&replica).await?;
-    let front = Front::start(vec![replica.address]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let front = Front::start(vec![replica.addresses]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front).await?;
     let together = Together { stage, site };
     together.every_dialect().await?;
     together.the_pair_is_the_linked_one().await?;
     together.a_finished_pod_leaves_its_gpus().await?;
     together.a_higher_priority_gets_a_fraction().await?;
     together.a_bypass_is_counted().await?;
-    let metrics = front::get(replica.address, "/metrics").await.unwrap_or_default();
+    let metrics = front::get(replica.addresses.pages, "/metrics").await.unwrap_or_default();
     ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
     Ok(())
 }

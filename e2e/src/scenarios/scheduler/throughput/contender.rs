@@ -103,8 +103,8 @@ impl Contender {
             Extender::Shipped => {
                 let replica = site.replica(&format!("{name}-extender"), None)?;
                 site.ready(&replica).await?;
-                let scheduler = site.shipped_kube_scheduler(name, replica.address)?;
-                let counts_calls_at = Some(replica.address);
+                let scheduler = site.shipped_kube_scheduler(name, replica.addresses.verbs).await?;
+                let counts_calls_at = Some(replica.addresses.pages);
                 Running { scheduler, extender: Some(replica.component), counts_calls_at }
             }
             Extender::Peer(peer) => {

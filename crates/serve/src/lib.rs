@@ -1,0 +1,18 @@
+//! The connection layer of Tessera's HTTP servers.
+//!
+//! [`table`] decides which connections a listener keeps, [`browser`] which requests of browsers are answered; both
+//! are free of IO. [`serve`] accepts connections by these decisions, and [`Tls`] adds TLS with certificates that may
+//! be replaced at run time.
+
+#![warn(missing_docs)]
+
+pub mod authority;
+pub mod browser;
+pub mod files;
+mod listen;
+pub mod table;
+mod tls;
+
+pub use self::listen::{ServeOptions, serve};
+pub use self::table::ConnectionLimits;
+pub use self::tls::{ClientCheck, Tls, TlsError, TlsFiles, TlsPem};

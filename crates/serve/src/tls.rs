@@ -1,0 +1,224 @@
+//! TLS with certificates that may be replaced at run time, and with a check of the client's certificate.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use webpki::EndEntityCert;
+
+use crate::files::Files;
+
+/// The reason why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The files cannot be read.
+    #[error("cannot read the certificate, its key or the authority of clients")]
+    Files(#[from] io::Error),
+    /// The files are not PEM.
+    #[error("the certificate, its key or the authority of clients is not PEM")]
+    Pem(#[from] rustls::pki_types::pem::Error),
+    /// The certificate and the key do not match, or their type is not supported.
+    #[error("the certificate and its key do not match or are not supported")]
+    Certificate(#[from] rustls::Error),
+    /// The certificates of the authority cannot sign those of clients.
+    #[error("the authority of clients cannot be used")]
+    Authority(#[from] VerifierBuilderError),
+    /// The name is not a DNS name.
+    #[error("{0:?} is not a DNS name, which a client's certificate could have")]
+    ClientName(String),
+}
+
+/// The reason why a client gets no TLS session.
+#[derive(Debug, thiserror::Error)]
+enum NoSession {
+    #[error("the TLS handshake failed")]
+    Handshake(#[from] io::Error),
+    #[error("the client's certificate is for another name")]
+    Name,
+}
+
+/// The files of a server's certificate, in PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The chain of the server's certificate.
+    pub certificate: PathBuf,
+    /// The private part of the certificate.
+    pub key: PathBuf,
+    /// The check of clients; all clients are accepted without one.
+    pub clients: Option<ClientCheck>,
+}
+
+/// The clients that are accepted.
+#[derive(Clone, Debug)]
+pub struct ClientCheck {
+    /// The certificates of the authority that signs those of clients.
+    pub authority: PathBuf,
+    /// The DNS name that the certificate of a client must have.
+    pub name: String,
+}
+
+/// The certificates of a server that checks its clients, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsPem {
+    /// The chain of the server's certificate.
+    pub certificate: String,
+    /// The private part of the certificate.
+    pub key: String,
+    /// The certificates of the authority that signs those of clients.
+    pub authority: String,
+}
+
+impl TlsPem {
+    fn contents(self) -> Vec<Vec<u8>> {
+        vec![self.certificate.into_bytes(), self.key.into_bytes(), self.authority.into_bytes()]
+    }
+}
+
+/// A TLS acceptor that uses the current certificates.
+#[derive(Clone)]
+pub struct Tls {
+    current: Arc<RwLock<Arc<ServerConfig>>>,
+    client_name: Option<ServerName<'static>>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("client_name", &self.client_name).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Reads the files and polls them for changes.
+    pub fn follow(files: TlsFiles) -> Result<Self, TlsError> {
+        let TlsFiles { certificate, key, clients } = files;
+        let mut paths = vec![certificate.as_path(), key.as_path()];
+        paths.extend(clients.as_ref().map(|clients| clients.authority.as_path()));
+        let mut files = Files::new(&paths);
+        let contents = files.read_if_changed()?.unwrap_or_default().to_vec();
+        let tls = Self::new(&contents, clients.map(|clients| clients.name))?;
+        let current = tls.clone();
+        tokio::spawn(files.follow(move |contents| match configuration(contents) {
+            Ok(configuration) => {
+                current.replace(configuration);
+                tracing::info!("the certificates were replaced");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot use the new certificates; the previous ones stay in use");
+            }
+        }));
+        Ok(tls)
+    }
+
+    /// Accepts clients with this DNS name in their certificate.
+    pub fn for_client(pem: TlsPem, client_name: &str) -> Result<Self, TlsError> {
+        Self::new(&pem.contents(), Some(client_name.to_owned()))
+    }
+
+    /// Uses other certificates for new connections.
+    pub fn update(&self, pem: TlsPem) -> Result<(), TlsError> {
+        self.replace(configuration(&pem.contents())?);
+        Ok(())
+    }
+
+    fn new(contents: &[Vec<u8>], client_name: Option<String>) -> Result<Self, TlsError> {
+        let client_name = client_name
+            .map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::ClientName(name)))
+            .transpose()?;
+        Ok(Self { current: Arc::new(RwLock::new(configuration(contents)?)), client_name })
+    }
+
+    /// Returns whether clients need a certificate.
+    #[must_use]
+    pub fn checks_clients(&self) -> bool {
+        self.client_name.is_some()
+    }
+
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, Box<dyn std::error::Error + Send + Sync>> {
+        let stream = self.acceptor().accept(stream).await.map_err(NoSession::Handshake)?;
+        if let Some(name) = &self.client_name {
+            let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            if !certificates.first().is_some_and(|certificate| has_name(certificate, name)) {
+                return Err(NoSession::Name.into());
+            }
+        }
+        Ok(stream)
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn replace(&self, configuration: Arc<ServerConfig>) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = configuration;
+    }
+}
+
+/// Returns whether a certificate, whose signature the handshake has verified, is for this name.
+fn has_name(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
+    EndEntityCert::try_from(certificate)
+        .is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(name).is_ok())
+}
+
+/// Creates the TLS configuration from the certificate chain, the key and the authority of clients, in this order.
+fn configuration(contents: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
+    let file = |number: usize| contents.get(number).map(Vec::as_slice).unwrap_or_default();
+    let certificates = |pem| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let (chain, key) = (certificates(file(0))?, PrivateKeyDer::from_pem_slice(file(1))?);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder = match contents.get(2) {
+        None => builder.with_no_client_auth(),
+        Some(authority) => {
+            let mut roots = RootCertStore::empty();
+            for root in certificates(authority)? {
+                roots.add(root)?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build()?)
+        }
+    };
+    let mut configuration = builder.with_single_cert(chain, key)?;
+    configuration.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(configuration))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pem(name: &str) -> Vec<Vec<u8>> {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+        vec![made.cert.pem().into_bytes(), made.signing_key.serialize_pem().into_bytes()]
+    }
+
+    #[test]
+    fn rejects_files_that_are_not_pem_or_do_not_match() {
+        let (first, second) = (pem("a"), pem("b"));
+        configuration(&first).unwrap();
+        assert!(matches!(configuration(&[b"no".to_vec(), b"no".to_vec()]), Err(TlsError::Pem(_))));
+        assert!(matches!(configuration(&[]), Err(TlsError::Pem(_))));
+        let mixed = [first[0].clone(), second[1].clone()];
+        assert!(matches!(configuration(&mixed), Err(TlsError::Certificate(_))));
+        let empty = [first[0].clone(), first[1].clone(), Vec::new()];
+        assert!(matches!(configuration(&empty), Err(TlsError::Authority(_))), "no client could ever connect");
+    }
+
+    #[test]
+    fn certificates_are_compared_by_name() {
+        let made = rcgen::generate_simple_self_signed(vec!["kube-scheduler".to_owned()]).unwrap();
+        let name = |text: &'static str| ServerName::try_from(text).unwrap();
+        assert!(has_name(made.cert.der(), &name("kube-scheduler")));
+        assert!(!has_name(made.cert.der(), &name("another")));
+    }
+}

@@ -1,0 +1,139 @@
+//! The listeners of `tessera scheduler` and their flags.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use axum::Router;
+use clap::Args;
+use tessera_scheduler::certificates::Certificates;
+use tessera_scheduler::server::{self, App};
+use tessera_serve::{ClientCheck, ConnectionLimits, Tls, TlsFiles};
+use tokio::net::TcpListener;
+
+use crate::values::Listen;
+use crate::{host, values};
+
+/// Port of the verbs, on all addresses.
+const DEFAULT_VERBS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 12345);
+
+const HEADING: &str = "Listeners";
+
+#[derive(Debug, Args)]
+pub(super) struct ListenArguments {
+    /// Address of the verbs that kube-scheduler calls, with mutual TLS; may be given several times
+    /// [default: :12345 if there is a certificate]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING)]
+    listen: Vec<SocketAddr>,
+
+    /// Certificate of the verbs; read again when the file changes
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "client_ca"], help_heading = HEADING)]
+    tls_cert: Option<PathBuf>,
+
+    /// Key of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = HEADING)]
+    tls_key: Option<PathBuf>,
+
+    /// Certificate of the authority that signs kube-scheduler's certificate; read again when the
+    /// file changes
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = HEADING)]
+    client_ca: Option<PathBuf>,
+
+    /// Keep the certificates in Secrets of this namespace: make them, renew them before they expire,
+    /// and use them; deploy/scheduler creates the Secrets
+    #[arg(long, value_name = "NAMESPACE", conflicts_with = "tls_cert", help_heading = HEADING)]
+    certificates_in: Option<String>,
+
+    /// DNS name in kube-scheduler's certificate
+    #[arg(long, value_name = "NAME", default_value = "tessera-kube-scheduler", help_heading = HEADING)]
+    client_name: String,
+
+    /// Address of the dashboard, the API for reading and /metrics, with plain HTTP; "off" for none
+    #[arg(long, value_name = "ADDRESS", default_value = ":12346", help_heading = HEADING)]
+    dashboard_listen: Listen,
+
+    /// Further host name under which browsers reach the dashboard; may be given several times
+    #[arg(long, value_name = "NAME", help_heading = HEADING)]
+    dashboard_host: Vec<String>,
+
+    /// Address of /healthz and /readyz; "off" for none
+    #[arg(long, value_name = "ADDRESS", default_value = ":12347", help_heading = HEADING)]
+    health_listen: Listen,
+
+    /// Address that serves everything with plain HTTP, for tests and during a migration. EVERY
+    /// CLIENT THAT REACHES IT CAN BIND PODS TO NODES; may be given several times
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING)]
+    insecure_listen: Vec<SocketAddr>,
+
+    /// Largest accepted request body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 32)]
+    max_body: usize,
+}
+
+type Served = (TcpListener, Router, ConnectionLimits, Option<Tls>);
+
+impl ListenArguments {
+    /// Checks that kube-scheduler can reach the verbs in some way.
+    pub(super) fn check(&self) -> Result<()> {
+        let has_certificates = self.tls_cert.is_some() || self.certificates_in.is_some();
+        if has_certificates || (self.listen.is_empty() && !self.insecure_listen.is_empty()) {
+            return Ok(());
+        }
+        bail!(
+            "the verbs need certificates: write --certificates-in kube-system to keep them in Secrets, --tls-cert, \
+             --tls-key and --client-ca for files, or --insecure-listen 127.0.0.1:12345 for a test on this host"
+        )
+    }
+
+    /// Opens all listeners.
+    pub(super) async fn open(self, app: &Arc<App>) -> Result<Vec<Served>> {
+        let tls = self.tls(app).await?;
+        let (body_limit, names) = (self.max_body << 20, self.dashboard_host);
+        let mut served = Vec::new();
+        let verbs = if self.listen.is_empty() && tls.is_some() { vec![DEFAULT_VERBS] } else { self.listen };
+        for address in verbs {
+            let (listener, address) = host::listen(address, "--listen").await?;
+            tracing::info!(url = %format_args!("https://{address}/"), "listening for kube-scheduler");
+            served.push((listener, server::verbs(Arc::clone(app), body_limit), server::VERBS, tls.clone()));
+        }
+        if let Some(address) = self.dashboard_listen.0 {
+            let (listener, address) = host::listen(address, "--dashboard-listen").await?;
+            tracing::info!(url = %format_args!("http://{address}/"), "serving the dashboard");
+            served.push((listener, server::pages(Arc::clone(app), body_limit, &names), server::PAGES, None));
+        }
+        if let Some(address) = self.health_listen.0 {
+            let (listener, address) = host::listen(address, "--health-listen").await?;
+            tracing::info!(url = %format_args!("http://{address}/"), "answering probes");
+            served.push((listener, server::probes(Arc::clone(app)), server::PROBES, None));
+        }
+        for address in self.insecure_listen {
+            let (listener, address) = host::listen(address, "--insecure-listen").await?;
+            tracing::info!(url = %format_args!("http://{address}/"), "listening");
+            if !address.ip().is_loopback() {
+                tracing::warn!(
+                    %address,
+                    "EVERY CLIENT THAT REACHES THIS ADDRESS CAN BIND PODS TO NODES; use --listen with certificates"
+                );
+            }
+            served.push((listener, server::router(Arc::clone(app), body_limit, &names), server::ALL, None));
+        }
+        Ok(served)
+    }
+
+    async fn tls(&self, app: &App) -> Result<Option<Tls>> {
+        if let Some(namespace) = &self.certificates_in {
+            let certificates = Certificates::of(app.client.clone(), namespace, &self.client_name);
+            return Ok(Some(certificates.follow().await.context("--certificates-in")?));
+        }
+        let (Some(certificate), Some(key), Some(authority)) =
+            (&self.tls_cert, &self.tls_key, &self.client_ca)
+        else {
+            return Ok(None);
+        };
+        let clients = ClientCheck { authority: authority.clone(), name: self.client_name.clone() };
+        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), clients: Some(clients) };
+        Ok(Some(Tls::follow(files).with_context(|| certificate.display().to_string())?))
+    }
+}
