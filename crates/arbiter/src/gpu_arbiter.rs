@@ -9,7 +9,7 @@
 //!
 //! A report is a claim of the tenant. The accounts believe reported idle time, within the bounds of
 //! [`IdleAllowance`], so that a slow switch does not cost the tenant its share. The virtual time
-//! believes nothing: it counts the time for which the window was open and a fixed cost for each switch.
+//! believes nothing of a tenant's own: it counts the time for which the window was open.
 //! So a tenant that lies may get a little more of the time that others leave, but no time that others
 //! want.
 
@@ -27,10 +27,6 @@ const QUANTUM: u64 = pacer::QUANTUM.0;
 /// Shortest window in nanoseconds. A window may be cut for a tenant that arrives from idle, but
 /// only after this time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
-
-/// Time in nanoseconds that a switch of the GPU to another tenant adds to that tenant's virtual time. A bit
-/// less than the 0.3 to 0.4 ms for which an H200 is idle in a window.
-const SWITCH_COST_NS: u64 = 250_000;
 
 /// Longest idle time in nanoseconds of a cut window that the tenant for which it was cut pays to the tenant
 /// that lost the window.
@@ -106,8 +102,6 @@ pub enum WindowAction<Id> {
 pub struct GpuArbiter<Id> {
     tenants: Vec<Tenant<Id>>,
     running: Option<Running>,
-    /// The tenant of the last window.
-    last: Option<Id>,
     /// Power factor in thousandths, by which busy time is multiplied for shares of throughput.
     factor: u64,
 }
@@ -123,7 +117,7 @@ pub struct WindowUsage {
 
 impl<Id> Default for GpuArbiter<Id> {
     fn default() -> Self {
-        Self { tenants: Vec::new(), running: None, last: None, factor: 1_000 }
+        Self { tenants: Vec::new(), running: None, factor: 1_000 }
     }
 }
 
@@ -179,19 +173,14 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// tenants.
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
-        for place in 0..self.tenants.len() {
-            let tenant = &mut self.tenants[place];
+        for tenant in &mut self.tenants {
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
             tenant.forget_overstayed(now);
             match (before.wants(), tenant.seen.wants()) {
                 (false, true) => tenant.arrive(now, least),
-                (true, false) => {
-                    let others = self.least_virtual_time_except(place).unwrap_or(0);
-                    self.tenants[place].leave(now, others);
-                }
+                (true, false) => tenant.left_at = now,
                 _ => {}
             }
-            let tenant = &mut self.tenants[place];
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
                 let highest = least + MAX_DEBT_NS * 100 / u64::from(tenant.share.compute_percent.max(1));
@@ -207,9 +196,6 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         let winner = cut.as_ref().map(|cut| cut.winner).filter(|&winner| self.tenants[winner].may_open(now));
         if let Some(next) = winner.or_else(|| self.next_except(now, None)) {
             let tenant = &mut self.tenants[next];
-            if self.last.replace(tenant.id).is_some_and(|last| last != tenant.id) {
-                tenant.charge_occupied(SWITCH_COST_NS);
-            }
             let window = tenant.open(next, now);
             actions.push(WindowAction::Open { tenant: tenant.id, deadline: window.deadline });
             self.running = Some(window);
@@ -317,15 +303,9 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
 
     /// Returns the lowest virtual time of the wanting tenants, or else the highest of all tenants.
     fn least_virtual_time(&self) -> u64 {
-        let least = self.least_virtual_time_except(usize::MAX);
+        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
+        let least = wanting.map(|tenant| tenant.virtual_time).min();
         least.or_else(|| self.tenants.iter().map(|tenant| tenant.virtual_time).max()).unwrap_or(0)
-    }
-
-    /// Returns the lowest virtual time of the wanting tenants, ignoring the one at `excluded`.
-    fn least_virtual_time_except(&self, excluded: usize) -> Option<u64> {
-        let all = self.tenants.iter().enumerate();
-        let wanting = all.filter(|(place, tenant)| *place != excluded && tenant.seen.wants());
-        wanting.map(|(_, tenant)| tenant.virtual_time).min()
     }
 }
 

@@ -25,10 +25,8 @@ pub(super) struct Tenant<Id> {
     waits_since: u64,
     /// Nanoseconds for which others kept the tenant waiting and that it has not made good yet.
     kept_waiting: u64,
-    /// Time at which the tenant last ceased to want the GPU, and how much lower its virtual time was then
-    /// than that of the others.
-    left_at: u64,
-    owed: u64,
+    /// Time at which the tenant last ceased to want the GPU.
+    pub(super) left_at: u64,
     /// Limits the tenant to its ceiling.
     pacer: Pacer,
     /// Ahead of real time if the tenant has had its guaranteed share.
@@ -94,7 +92,6 @@ impl<Id> Tenant<Id> {
             waits_since: 0,
             kept_waiting: 0,
             left_at: 0,
-            owed: 0,
             pacer: Pacer::default(),
             guarantee: Pacer::default(),
             virtual_time,
@@ -107,20 +104,12 @@ impl<Id> Tenant<Id> {
     }
 
     /// Records that the tenant wants the GPU again. It gets no compensation for the time in which it did
-    /// not. What others owed it before is due, less the time that has passed since. `least` is the lowest
-    /// virtual time of the other tenants.
+    /// not. `least` is the lowest virtual time of the other tenants.
     pub(super) fn arrive(&mut self, now: u64, least: u64) {
         let passed = now.saturating_sub(self.left_at);
-        let owed = self.owed.saturating_sub(self.virtual_length(passed));
-        self.virtual_time = self.virtual_time.max(least.saturating_sub(owed));
+        self.virtual_time = self.virtual_time.max(least);
         self.kept_waiting = self.kept_waiting.saturating_sub(passed);
         (self.has_arrived, self.waits_since) = (true, now);
-    }
-
-    /// Records that the tenant does not want the GPU any more.
-    pub(super) fn leave(&mut self, now: u64, least: u64) {
-        let most = self.virtual_length(MAX_KEPT_WAITING_NS);
-        (self.left_at, self.owed) = (now, least.saturating_sub(self.virtual_time).min(most));
     }
 
     /// Changes the share. The accounts start again, because their debts were computed for the old share.
