@@ -1,14 +1,15 @@
 //! Decides which tenant gets the next window on one GPU.
 //!
-//! Each tenant has two numbers. Its *account* (see [`Pacer`]) limits it to its ceiling: the tenant
-//! may get a window once real time has caught up with the account. Its *virtual time* is the time
+//! Each tenant has two accounts (see [`pacer::Pacer`]) and a virtual time. One account limits it to its
+//! ceiling: the tenant may get a window once real time has caught up with the account. The other one is
+//! ahead of real time if the tenant has had its guaranteed share: then its window is cut for a tenant that arrives
+//! and has not. So a cut never takes what the share of a tenant pays for. The *virtual time* is the time
 //! for which it kept the GPU from others, divided by its share. It orders the tenants that may get a
-//! window: the tenant with the lowest virtual time is next. For hard shares both numbers lead to the
-//! same order. For soft shares the virtual time decides which tenant uses the time that others leave.
+//! window: the tenant with the lowest virtual time is next.
 //!
-//! A report is a claim of the tenant. The account believes reported idle time, within the bounds of
+//! A report is a claim of the tenant. The accounts believe reported idle time, within the bounds of
 //! [`IdleAllowance`], so that a slow switch does not cost the tenant its share. The virtual time
-//! believes nothing: it counts the time for which the window was open and a fixed cost for each switch.
+//! believes nothing of a tenant's own: it counts the time for which the window was open.
 //! So a tenant that lies may get a little more of the time that others leave, but no time that others
 //! want.
 
@@ -26,10 +27,6 @@ const QUANTUM: u64 = pacer::QUANTUM.0;
 /// Shortest window in nanoseconds. A window may be cut for a tenant that arrives from idle, but
 /// only after this time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
-
-/// Time in nanoseconds that a switch of the GPU to another tenant adds to that tenant's virtual time. A bit
-/// less than the 0.3 to 0.4 ms for which an H200 is idle in a window.
-const SWITCH_COST_NS: u64 = 250_000;
 
 /// Longest idle time in nanoseconds of a cut window that the tenant for which it was cut pays to the tenant
 /// that lost the window.
@@ -105,8 +102,6 @@ pub enum WindowAction<Id> {
 pub struct GpuArbiter<Id> {
     tenants: Vec<Tenant<Id>>,
     running: Option<Running>,
-    /// The tenant of the last window.
-    last: Option<Id>,
     /// Power factor in thousandths, by which busy time is multiplied for shares of throughput.
     factor: u64,
 }
@@ -122,7 +117,7 @@ pub struct WindowUsage {
 
 impl<Id> Default for GpuArbiter<Id> {
     fn default() -> Self {
-        Self { tenants: Vec::new(), running: None, last: None, factor: 1_000 }
+        Self { tenants: Vec::new(), running: None, factor: 1_000 }
     }
 }
 
@@ -178,19 +173,14 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// tenants.
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
-        for place in 0..self.tenants.len() {
-            let tenant = &mut self.tenants[place];
+        for tenant in &mut self.tenants {
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
             tenant.forget_overstayed(now);
             match (before.wants(), tenant.seen.wants()) {
                 (false, true) => tenant.arrive(now, least),
-                (true, false) => {
-                    let others = self.least_virtual_time_except(place).unwrap_or(0);
-                    self.tenants[place].leave(now, others);
-                }
+                (true, false) => tenant.left_at = now,
                 _ => {}
             }
-            let tenant = &mut self.tenants[place];
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
                 let highest = least + MAX_DEBT_NS * 100 / u64::from(tenant.share.compute_percent.max(1));
@@ -203,17 +193,14 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         if self.running.is_some() {
             return actions;
         }
-        if let Some(next) = self.next(now) {
+        let winner = cut.as_ref().map(|cut| cut.winner).filter(|&winner| self.tenants[winner].may_open(now));
+        if let Some(next) = winner.or_else(|| self.next_except(now, None)) {
             let tenant = &mut self.tenants[next];
-            if self.last.replace(tenant.id).is_some_and(|last| last != tenant.id) {
-                tenant.charge_occupied(SWITCH_COST_NS);
-            }
             let window = tenant.open(next, now);
             actions.push(WindowAction::Open { tenant: tenant.id, deadline: window.deadline });
             self.running = Some(window);
         }
-        // The payment must not change the choice for which the window was cut. It is due even if the tenant
-        // wants nothing any more.
+        // The payment is due even if the tenant for which the window was cut wants nothing any more.
         if let Some(Cut { loser, winner, idle }) = cut {
             self.tenants[winner].charge_occupied(idle);
             self.tenants[loser].compensate(idle);
@@ -235,9 +222,15 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         let extends = running.deadline - QUANTUM / 4;
         let next = if extends > now { extends } else { running.deadline };
-        let cuts = running.since + MIN_WINDOW_NS;
-        let has_arrival = self.tenants.iter().any(|tenant| tenant.has_arrived);
-        Some(if has_arrival && cuts > now { next.min(cuts) } else { next })
+        let current = &self.tenants[running.tenant];
+        let arrived = self.tenants.iter().filter(|tenant| tenant.has_arrived && tenant.seen.wants());
+        let cuts = arrived.map(|tenant| {
+            current
+                .gives_way_at(running, now, tenant)
+                .max(tenant.eligible_at())
+                .max(running.since + MIN_WINDOW_NS)
+        });
+        Some(cuts.filter(|&at| at > now).fold(next, u64::min))
     }
 
     /// Charges the open window, and ends, cuts or extends it. Returns what is to be paid if a window that was
@@ -280,7 +273,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             actions.push(WindowAction::SetDeadline { tenant: id, deadline: running.deadline });
         }
         let is_due = |other: usize| {
-            self.tenants[other].has_arrived && self.tenants[other].order() <= self.tenants[current].order()
+            let (current, other) = (&self.tenants[current], &self.tenants[other]);
+            other.has_arrived && current.gives_way_at(&running, now, other) <= now
         };
         if !is_over
             && now >= running.since + MIN_WINDOW_NS
@@ -299,29 +293,19 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             || self.tenants.iter().map(|tenant| tenant.overstayed).sum::<u64>() <= MAX_OVERSTAYED_NS
     }
 
-    fn next(&self, now: u64) -> Option<usize> {
-        self.next_except(now, None)
-    }
-
     /// Returns the tenant that is next, ignoring `excluded`. The first tenant wins a tie.
     fn next_except(&self, now: u64, excluded: Option<usize>) -> Option<usize> {
         let all = self.tenants.iter().enumerate();
-        all.filter(|(place, tenant)| Some(*place) != excluded && tenant.seen.wants() && tenant.may_run(now))
+        all.filter(|(place, tenant)| Some(*place) != excluded && tenant.may_open(now))
             .min_by_key(|(_, tenant)| tenant.order())
             .map(|(place, _)| place)
     }
 
     /// Returns the lowest virtual time of the wanting tenants, or else the highest of all tenants.
     fn least_virtual_time(&self) -> u64 {
-        let least = self.least_virtual_time_except(usize::MAX);
+        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
+        let least = wanting.map(|tenant| tenant.virtual_time).min();
         least.or_else(|| self.tenants.iter().map(|tenant| tenant.virtual_time).max()).unwrap_or(0)
-    }
-
-    /// Returns the lowest virtual time of the wanting tenants, ignoring the one at `excluded`.
-    fn least_virtual_time_except(&self, excluded: usize) -> Option<u64> {
-        let all = self.tenants.iter().enumerate();
-        let wanting = all.filter(|(place, tenant)| *place != excluded && tenant.seen.wants());
-        wanting.map(|(_, tenant)| tenant.virtual_time).min()
     }
 }
 

@@ -34,6 +34,9 @@ const MIN_CLOSED_SLEEP: Nanos = Nanos::from_micros(1);
 /// such a pause.
 const SHORT_PAUSE: Nanos = Nanos::from_millis(1);
 
+/// A pause shorter than this counts as work even if the program is expected to pause for long.
+const BRIEF_PAUSE: Nanos = Nanos::from_micros(100);
+
 /// Busy time over which the pace of work is measured.
 const PACE_SAMPLE: Nanos = Nanos::from_millis(10);
 
@@ -55,6 +58,11 @@ pub struct GpuController {
     remaining: Nanos,
     /// Moment at which the last work had ended.
     idle_since: Nanos,
+    /// Begin of the current pause, unless other tenants can use it: then it does not count as work.
+    paused_since: Option<Nanos>,
+    /// True if the last pause was long: then the next one is expected to be long, too, and other tenants can
+    /// use it from its beginning.
+    expects_long_pause: bool,
     /// Moment at which a fence was last reached.
     progressed: Nanos,
     /// Moment at which the account last closed the gate.
@@ -272,7 +280,7 @@ impl GpuController {
         self.measure_pace(gate, ended, until - charged_until);
         self.charged_until = Some(if was_stopped { now } else { until });
         if is_empty {
-            (self.charged_until, self.idle_since) = (None, until);
+            (self.charged_until, self.idle_since, self.paused_since) = (None, until, Some(until));
         }
         if ended > Nanos::ZERO || is_empty {
             self.progressed = now;
@@ -285,7 +293,7 @@ impl GpuController {
     fn begin_work<E>(&mut self, now: Nanos, gate: &LaunchGate<E>) -> Nanos {
         let began = gate.busy_since().map_or(now, |since| since.min(now));
         (self.progressed, self.flow) = (began, Flow::Sparse);
-        if began - self.idle_since < SHORT_PAUSE { self.idle_since } else { began }
+        self.paused_since.filter(|&since| began - since < SHORT_PAUSE).unwrap_or(began)
     }
 
     /// Opens and closes the gate by the arbiter's window, which the caller has read before `now`.
@@ -299,8 +307,15 @@ impl GpuController {
         let mut is_open = deadline > now && self.returned_window != Some(change);
         // The gate is closed before demand is read; see `LaunchGate::try_enter`.
         let mut wake_blocked = gate.set_open(is_open);
-        let is_short_pause = self.idle_since > Nanos::ZERO && now - self.idle_since < SHORT_PAUSE;
+        let patience = if self.expects_long_pause { BRIEF_PAUSE } else { SHORT_PAUSE };
+        let is_short_pause = self.idle_since > Nanos::ZERO && now - self.idle_since < patience;
         let (mut is_busy, mut wants) = demand(gate);
+        if wants {
+            self.learn_from_pause(now);
+        } else if is_short_pause && !is_open {
+            // Other tenants can use this pause, and the thread does not hear of its end.
+            self.paused_since = None;
+        }
         if is_open && !wants && !is_short_pause {
             // Another tenant gets the GPU as soon as the window is returned. A launch that comes from now
             // on waits for the next window.
@@ -322,14 +337,23 @@ impl GpuController {
         let sleep = match (is_open, is_busy, wants) {
             (true, true, _) => until_change(self.until_news(now, gate).min(deadline - now)),
             (false, true, _) => Sleep::For(self.until_drained(now, gate)),
-            (true, false, _) => Sleep::For(SHORT_PAUSE),
+            (true, false, _) => Sleep::For(patience),
             // A pause that has become long is reported.
-            (false, false, true) if is_short_pause => until_change(SHORT_PAUSE),
+            (false, false, true) if is_short_pause => until_change(patience),
             // The arbiter may be gone, so the sleep is bounded.
             (false, false, true) => until_change(MAX_CLOSED_SLEEP),
             (false, false, false) => Sleep::UntilWork,
         };
         RoundDecision { wake_blocked, report, sleep }
+    }
+
+    /// Learns from the pause that ends now how long the next one may be. A brief pause says nothing: there
+    /// are many of them between two long ones.
+    fn learn_from_pause(&mut self, now: Nanos) {
+        let paused = self.paused_since.take().map_or(Nanos::ZERO, |since| now - since);
+        if paused >= BRIEF_PAUSE {
+            self.expects_long_pause = paused >= SHORT_PAUSE;
+        }
     }
 
     /// Opens and closes the gate by the process's own account and by `shared`, the account of all
@@ -375,6 +399,10 @@ impl GpuController {
             return self.queue_time(gate).clamp(POLL_INTERVAL, QUEUE_LIMIT);
         }
         match self.flow {
+            // All work may end at any time, and other tenants wait for that.
+            Flow::Steady | Flow::Sparse if self.expects_long_pause => {
+                (self.queue_time(gate) / 2).clamp(BRIEF_PAUSE, STEADY_POLL_INTERVAL)
+            }
             Flow::Steady => STEADY_POLL_INTERVAL,
             Flow::Sparse => self.queue_time(gate).clamp(POLL_INTERVAL, STEADY_POLL_INTERVAL),
             Flow::Stopped => self.until_drained(now, gate),

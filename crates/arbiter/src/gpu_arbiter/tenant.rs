@@ -1,5 +1,7 @@
 //! One tenant of a GPU: its accounts, and the charges for its windows.
 
+use std::cmp::Ordering;
+
 use tessera_throttle::Nanos;
 use tessera_throttle::pacer::Pacer;
 
@@ -23,12 +25,12 @@ pub(super) struct Tenant<Id> {
     waits_since: u64,
     /// Nanoseconds for which others kept the tenant waiting and that it has not made good yet.
     kept_waiting: u64,
-    /// Time at which the tenant last ceased to want the GPU, and how much lower its virtual time was then
-    /// than that of the others.
-    left_at: u64,
-    owed: u64,
+    /// Time at which the tenant last ceased to want the GPU.
+    pub(super) left_at: u64,
     /// Limits the tenant to its ceiling.
     pacer: Pacer,
+    /// Ahead of real time if the tenant has had its guaranteed share.
+    guarantee: Pacer,
     pub(super) virtual_time: u64,
     idle_allowance: IdleAllowance,
     /// Nanoseconds for which work of the tenant blocked others after the end of its windows, less what
@@ -90,8 +92,8 @@ impl<Id> Tenant<Id> {
             waits_since: 0,
             kept_waiting: 0,
             left_at: 0,
-            owed: 0,
             pacer: Pacer::default(),
+            guarantee: Pacer::default(),
             virtual_time,
             idle_allowance: IdleAllowance::default(),
             overstayed: 0,
@@ -102,29 +104,26 @@ impl<Id> Tenant<Id> {
     }
 
     /// Records that the tenant wants the GPU again. It gets no compensation for the time in which it did
-    /// not. What others owed it before is due, less the time that has passed since. `least` is the lowest
-    /// virtual time of the other tenants.
+    /// not. `least` is the lowest virtual time of the other tenants.
     pub(super) fn arrive(&mut self, now: u64, least: u64) {
         let passed = now.saturating_sub(self.left_at);
-        let owed = self.owed.saturating_sub(self.virtual_length(passed));
-        self.virtual_time = self.virtual_time.max(least.saturating_sub(owed));
+        self.virtual_time = self.virtual_time.max(least);
         self.kept_waiting = self.kept_waiting.saturating_sub(passed);
         (self.has_arrived, self.waits_since) = (true, now);
     }
 
-    /// Records that the tenant does not want the GPU any more.
-    pub(super) fn leave(&mut self, now: u64, least: u64) {
-        let most = self.virtual_length(MAX_KEPT_WAITING_NS);
-        (self.left_at, self.owed) = (now, least.saturating_sub(self.virtual_time).min(most));
-    }
-
-    /// Changes the share. The account starts again, because its debt was computed for the old share.
+    /// Changes the share. The accounts start again, because their debts were computed for the old share.
     pub(super) fn set_share(&mut self, share: Share) {
-        (self.share, self.pacer) = (share, Pacer::default());
+        (self.share, self.pacer, self.guarantee) = (share, Pacer::default(), Pacer::default());
     }
 
     pub(super) fn may_run(&self, now: u64) -> bool {
         self.eligible_at() <= now
+    }
+
+    /// Returns whether the tenant wants a window and may get one.
+    pub(super) fn may_open(&self, now: u64) -> bool {
+        self.seen.wants() && self.may_run(now)
     }
 
     /// Returns the earliest time of the tenant's next window.
@@ -150,6 +149,22 @@ impl<Id> Tenant<Id> {
     /// before tenants without one.
     pub(super) fn order(&self) -> (bool, bool, u64) {
         (self.overrun.is_none(), self.share.compute_percent == 0, self.virtual_time)
+    }
+
+    /// Returns when the open window of this tenant may be cut for another one that has arrived: once the
+    /// other one is next, or once this tenant has had its share and the other one is owed a part of its own.
+    pub(super) fn gives_way_at(&self, window: &Running, now: u64, arrived: &Self) -> u64 {
+        let percent = u64::from(self.share.compute_percent.clamp(1, 100));
+        let (own, other) = (self.order(), arrived.order());
+        let by_order = match (own.0, own.1).cmp(&(other.0, other.1)) {
+            Ordering::Less => return u64::MAX,
+            Ordering::Equal => now + other.2.saturating_sub(own.2).div_ceil(100) * percent,
+            Ordering::Greater => return now,
+        };
+        // Reports of busy time come late, so idle time in the window does not count yet.
+        let account = self.guarantee.opens_at().0 + window.idle * 100 / percent;
+        let by_share = now + now.saturating_sub(account) / (100 - percent).max(1) * percent;
+        by_order.min(by_share.max(arrived.guarantee.opens_at().0))
     }
 
     /// Opens a window. `tenant` is the place of this tenant.
@@ -186,12 +201,20 @@ impl<Id> Tenant<Id> {
         window.charged += busy;
         self.waits_since = now;
         self.usage.time_ns += busy;
-        let owed = self.pacer.opens_at().0.saturating_sub(now) / 100 * u64::from(ceiling);
-        if self.share.is_limited() && owed < MAX_DEBT_NS {
-            let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
-            self.pacer.charge_after(Nanos(self.kept_waiting), Nanos(from), Nanos(from + counted), ceiling);
-            self.kept_waiting = self.kept_waiting.min(now.saturating_sub(self.pacer.opens_at().0));
+        let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
+        let kept_waiting = Nanos(self.kept_waiting);
+        let charge = |account: &mut Pacer, percent: u32| {
+            let owed = account.opens_at().0.saturating_sub(now) / 100 * u64::from(percent);
+            if owed < MAX_DEBT_NS {
+                account.charge_after(kept_waiting, Nanos(from), Nanos(from + counted), percent);
+            }
+            now.saturating_sub(account.opens_at().0)
+        };
+        let mut behind = charge(&mut self.guarantee, self.share.compute_percent.max(1));
+        if self.share.is_limited() {
+            behind = charge(&mut self.pacer, ceiling);
         }
+        self.kept_waiting = self.kept_waiting.min(behind);
     }
 
     /// Charges time for which the tenant kept the GPU from others.
