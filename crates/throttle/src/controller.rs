@@ -377,10 +377,12 @@ impl GpuController {
         let is_spent = self.pacer.is_spent(now, percent) || shared.is_spent(now, percent);
         let opens_at = self.pacer.opens_at().max(shared.opens_at());
         // Work that depends on a launch which is blocked at the gate would be charged for ever.
-        let is_stuck = !was_open && gate.is_busy() && now > self.progressed.max(self.closed) + MAX_HOLD;
+        let is_stuck = gate.is_busy() && now > self.progressed.max(self.closed) + MAX_HOLD;
         let has_run_away = !was_open && now < opens_at && self.has_run_away(now, percent, gate);
         let mut wake_blocked = false;
-        if was_open && is_spent {
+        // A launch that waits for room in the queue passes after the longest hold, if the gate is open till then.
+        let must_stay_open = is_stuck && gate.has_blocked_launches();
+        if was_open && is_spent && !must_stay_open {
             let _ = gate.set_open(false);
             self.closed = now;
         } else if !was_open && (percent >= 100 || now >= opens_at || is_stuck || has_run_away) {

@@ -208,6 +208,32 @@ fn work_that_depends_on_a_blocked_launch_gets_it() {
 }
 
 #[test]
+fn work_that_depends_on_a_launch_behind_a_full_queue_gets_it() {
+    let mut stage = Stage::new(10);
+    assert!(stage.round());
+    let _ = stage.costs.expect(KEY);
+    stage.costs.learn(KEY, 1_000.0);
+    // These kernels run until another stream has launched, and fill the queue of all streams together.
+    stage.launch(STREAM, Nanos::from_secs(1_000));
+    stage.launch(STREAM, Nanos::from_secs(1_000));
+    let (mut blocked, _) = stage.gate.block(START);
+    let id = stage.driver.id(OTHER);
+    let mut waited = Nanos::ZERO;
+    loop {
+        match blocked.try_enter(&stage.driver, id, &stage.costs, START + waited) {
+            Ok(_) => break,
+            Err(HeldBack::Closed) => blocked.was_closed(START + waited),
+            Err(HeldBack::Full(_)) => {}
+        }
+        stage.pass(Nanos::from_micros(500));
+        waited += Nanos::from_micros(500);
+        let _ = stage.round();
+        // The gate is open for a window, closed for the longest hold, and then the queue is.
+        assert!(waited <= MAX_HOLD * 2 + Nanos::from_millis(50), "the launch waits for ever");
+    }
+}
+
+#[test]
 fn a_launch_does_not_wait_for_ever_for_an_account_that_runs_away() {
     let mut stage = Stage::new(25);
     let _ = stage.gate.block(START);
