@@ -27,6 +27,10 @@ const MIN_SLEEP: Nanos = Nanos::from_micros(40);
 /// Longest sleep beside a closed gate, because the limits may change or the arbiter may be gone.
 const MAX_CLOSED_SLEEP: Nanos = Nanos::from_millis(100);
 
+/// Busy time that other processes of the container may charge while the gate of an idle one is closed: their
+/// queued work ends in less, unless it is stuck.
+const MAX_DRAIN: Nanos = MAX_HOLD.times(4);
+
 /// Shortest sleep until the account lets the gate open.
 const MIN_CLOSED_SLEEP: Nanos = Nanos::from_micros(1);
 
@@ -65,8 +69,10 @@ pub struct GpuController {
     expects_long_pause: bool,
     /// Moment at which a fence was last reached.
     progressed: Nanos,
-    /// Moment at which the account last closed the gate.
+    /// Moment at which the account last closed the gate, or at which the rule came into force.
     closed: Nanos,
+    /// True if the shared account has run away: the next round clears it.
+    has_runaway_account: bool,
     /// Launches seen by the last poll: a stream with new launches needs no fence yet.
     launches: u64,
     pace: PaceSample,
@@ -211,21 +217,26 @@ impl GpuController {
         self.rule = Some(UNLIMITED);
     }
 
-    /// Starts a round under a rule. Returns true if the rule has changed: then debts are cleared, and the
-    /// caller clears those of the shared account too.
+    /// Starts a round under a rule. Returns true if the rule has changed or the shared account has run away:
+    /// then debts are cleared, and the caller clears those of the shared account too.
     ///
     /// Time used under another rule is not owed under this one: neither time without a limit, nor time
     /// that an arbiter let this process make good. The first round of a process is no change: a process
     /// that has just started alters nothing for the others.
     #[must_use]
     pub fn set_rule<E>(&mut self, now: Nanos, rule: LimitRule, gate: &LaunchGate<E>) -> bool {
-        let has_changed = self.rule.replace(rule).is_some_and(|before| before != rule);
-        if has_changed {
+        let before = self.rule.replace(rule);
+        if before != Some(rule) {
+            self.closed = now;
+        }
+        let has_changed = before.is_some_and(|before| before != rule);
+        let clears_debts = std::mem::take(&mut self.has_runaway_account) || has_changed;
+        if clears_debts {
             self.pacer = Pacer::default();
             gate.set_busy_since(now);
             self.charged_until = self.charged_until.map(|_| now);
         }
-        has_changed
+        clears_debts
     }
 
     /// Polls the fences, charges busy time up to `now`, and notices when all work has ended. The caller
@@ -366,13 +377,17 @@ impl GpuController {
         let is_spent = self.pacer.is_spent(now, percent) || shared.is_spent(now, percent);
         let opens_at = self.pacer.opens_at().max(shared.opens_at());
         // Work that depends on a launch which is blocked at the gate would be charged for ever.
-        let is_stuck = !was_open && gate.is_busy() && now > self.progressed.max(self.closed) + MAX_HOLD;
+        let is_stuck = gate.is_busy() && now > self.progressed.max(self.closed) + MAX_HOLD;
+        let has_run_away = !was_open && now < opens_at && self.has_run_away(now, percent, gate);
         let mut wake_blocked = false;
-        if was_open && is_spent {
+        // A launch that waits for room in the queue passes after the longest hold, if the gate is open till then.
+        let must_stay_open = is_stuck && gate.has_blocked_launches();
+        if was_open && is_spent && !must_stay_open {
             let _ = gate.set_open(false);
             self.closed = now;
-        } else if !was_open && (percent >= 100 || now >= opens_at || is_stuck) {
+        } else if !was_open && (percent >= 100 || now >= opens_at || is_stuck || has_run_away) {
             wake_blocked = gate.set_open(true);
+            self.has_runaway_account = has_run_away;
         }
         // Another process may have charged more by then, or the limits may have changed.
         let reopens = (opens_at - now).clamp(MIN_CLOSED_SLEEP, MAX_CLOSED_SLEEP);
@@ -383,6 +398,15 @@ impl GpuController {
             (false, true) => Sleep::UntilWork,
         };
         RoundDecision { wake_blocked, report, sleep }
+    }
+
+    /// Returns true if launches wait at the closed gate for an account that may never be paid for: another
+    /// process's gate opens again and again because its work is stuck, and that work is charged all the time.
+    /// This process has no work that could be stuck. What it owes itself is always waited for.
+    fn has_run_away<E>(&self, now: Nanos, percent: u32, gate: &LaunchGate<E>) -> bool {
+        let longest = MAX_DRAIN * 100 / u64::from(percent.max(1));
+        let is_idle = !gate.is_busy() && gate.has_blocked_launches();
+        is_idle && now > self.pacer.opens_at().max(self.closed) + longest
     }
 
     /// Returns what the arbiter does not know yet.

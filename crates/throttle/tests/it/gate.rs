@@ -67,20 +67,27 @@ impl Stage {
         self.gpu.now.set(self.gpu.now.get() + time);
     }
 
-    fn follow(&mut self, has_arbiter: bool) {
+    /// Starts a round; returns whether the debts of the shared account are cleared.
+    fn follow(&mut self, has_arbiter: bool) -> bool {
         let now = self.gpu.now.get();
         let rule = LimitRule { percent: self.gate.percent(), has_arbiter };
-        let _ = self.controller.set_rule(now, rule, self.gate);
+        let clears_debts = self.controller.set_rule(now, rule, self.gate);
         if self.gate.is_busy() {
             let charge = self.controller.follow(now, &self.driver, self.gate, &self.costs, &self.captures);
             self.charged += charge.map_or(Nanos::ZERO, |charge| charge.to - charge.from);
         }
+        clears_debts
     }
 
     /// Runs a round without an arbiter; returns whether blocked threads are woken.
     fn round(&mut self) -> bool {
+        self.shared_round(Pacer::default())
+    }
+
+    /// Runs a round beside other processes of the container; returns whether blocked threads are woken.
+    fn shared_round(&mut self, shared: Pacer) -> bool {
         self.follow(false);
-        self.controller.follow_account(self.gpu.now.get(), Pacer::default(), self.gate).wake_blocked
+        self.controller.follow_account(self.gpu.now.get(), shared, self.gate).wake_blocked
     }
 
     /// Runs a round under an arbiter.
@@ -198,6 +205,65 @@ fn work_that_depends_on_a_blocked_launch_gets_it() {
         is_woken = stage.round();
     }
     assert!(waited <= MAX_HOLD + Nanos::from_millis(1), "{waited:?}");
+}
+
+#[test]
+fn work_that_depends_on_a_launch_behind_a_full_queue_gets_it() {
+    let mut stage = Stage::new(10);
+    assert!(stage.round());
+    let _ = stage.costs.expect(KEY);
+    stage.costs.learn(KEY, 1_000.0);
+    // These kernels run until another stream has launched, and fill the queue of all streams together.
+    stage.launch(STREAM, Nanos::from_secs(1_000));
+    stage.launch(STREAM, Nanos::from_secs(1_000));
+    let (mut blocked, _) = stage.gate.block(START);
+    let id = stage.driver.id(OTHER);
+    let mut waited = Nanos::ZERO;
+    loop {
+        match blocked.try_enter(&stage.driver, id, &stage.costs, START + waited) {
+            Ok(_) => break,
+            Err(HeldBack::Closed) => blocked.was_closed(START + waited),
+            Err(HeldBack::Full(_)) => {}
+        }
+        stage.pass(Nanos::from_micros(500));
+        waited += Nanos::from_micros(500);
+        let _ = stage.round();
+        // The gate is open for a window, closed for the longest hold, and then the queue is.
+        assert!(waited <= MAX_HOLD * 2 + Nanos::from_millis(50), "the launch waits for ever");
+    }
+}
+
+#[test]
+fn a_launch_does_not_wait_for_ever_for_an_account_that_runs_away() {
+    let mut stage = Stage::new(25);
+    let _ = stage.gate.block(START);
+    // Stuck work of another process is charged all the time, so the account stays ahead of the clock.
+    let ahead = |stage: &Stage| Pacer::at(stage.gpu.now.get() + Nanos::from_millis(1));
+    assert!(!stage.shared_round(ahead(&stage)));
+    // Work that was queued by others may take four times the longest hold, which is paid for at 25 %.
+    stage.pass(MAX_HOLD * 4 * 4);
+    assert!(!stage.shared_round(ahead(&stage)), "others' work may still end");
+    stage.pass(Nanos(1));
+    assert!(stage.shared_round(ahead(&stage)), "the launch is woken");
+    assert!(stage.follow(false), "the debts are cleared, so that the window is a whole one");
+    assert!(!stage.follow(false), "they are cleared once");
+}
+
+#[test]
+fn a_process_waits_for_all_that_it_owes_itself() {
+    let mut stage = Stage::new(10);
+    assert!(stage.round());
+    stage.launch(STREAM, Nanos::from_secs(2));
+    settle(&mut stage);
+    let _ = stage.gate.block(stage.gpu.now.get());
+    // Half a period of 200 ms was unused before the work began.
+    let account = START + stage.charged * 10 - Nanos::from_millis(100);
+    assert!(account > stage.gpu.now.get() + MAX_HOLD * 4 * 10, "the debt is larger than others' could be");
+    stage.gpu.now.set(account - Nanos(1));
+    assert!(!stage.shared_round(Pacer::at(account)));
+    stage.pass(Nanos(1));
+    assert!(stage.shared_round(Pacer::at(account)));
+    assert!(!stage.follow(false), "no debt is left");
 }
 
 /// Runs rounds until the gate is idle.
