@@ -51,7 +51,7 @@ enum Command {
     Metrics(metrics::Arguments),
     MountGrants(mount_grants::Arguments),
     Place(place::Arguments),
-    Scheduler(scheduler::Arguments),
+    Scheduler(Box<scheduler::Arguments>),
     Simulate(simulate::Arguments),
     Topology(topology::Arguments),
 }
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Metrics(arguments) => metrics::run(arguments),
         Command::MountGrants(arguments) => mount_grants::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
-        Command::Scheduler(arguments) => scheduler::run(arguments),
+        Command::Scheduler(arguments) => scheduler::run(*arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
     };

@@ -49,7 +49,7 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     let message = escape_of(stage, "escaping").await?;
     ensure!(message.ends_with("; it is killed"), "{message}");
     rounds(stage, "by-cdi", SMALL, seen + 2).await?;
-    stage.harness.note("a process that used more memory than granted was killed, the others keep running");
+    stage.harness.note("a process that used the GPU without the library was killed, the others keep running");
 
     stage.agent.restart().await?;
     stage.wait_until_served().await?;

@@ -134,7 +134,7 @@ impl Candidate {
     fn rest(&mut self, now: Duration) -> Option<()> {
         self.current = self.polls.next()?;
         // Half of the polls come when the election asks for them, the others at any time.
-        let pause = if self.current.pause % 2 == 0 {
+        let pause = if self.current.pause.is_multiple_of(2) {
             self.election.next_poll(now)
         } else {
             millis(self.current.pause)
