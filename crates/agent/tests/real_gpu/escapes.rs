@@ -69,6 +69,7 @@ async fn run(gpus: Arc<dyn Gpus>, probe: &dyn Gpus, escapes: bool, on_escape: On
             library: install_library(&part("LIBRARY"), grants, None),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
+            allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,
             on_escape,
         })
