@@ -72,18 +72,19 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     ensure!(seen.gpus[0].memory_used_mib == Some(764), "GPU 0: {:?}", seen.gpus[0]);
     stage.harness.note("five containers of three pods: each process is counted for its own container");
 
-    // A process counts as escaped after several samples.
+    // A process counts as escaped after several samples. So do the other shells that have a share, because they
+    // are linked statically and run without the library.
     let text = stage
         .harness
         .wait_for("the process without a grant to count as escaped", SOON, async || {
             let text = stage.page("/metrics").await?;
-            let escaped =
-                text.lines().filter(|line| line.starts_with("tessera_container_escaped_processes{"));
-            let escaped: Vec<&str> = escaped.collect();
             let is_it = |line: &str| {
-                line.contains("pod=\"free\"") && line.contains("gpu=\"5\"") && line.ends_with(" 1")
+                line.starts_with("tessera_container_escaped_processes{")
+                    && line.contains("pod=\"free\"")
+                    && line.contains("gpu=\"5\"")
+                    && line.ends_with(" 1")
             };
-            ensure!(matches!(escaped.as_slice(), [one] if is_it(one)), "escaped: {escaped:?}");
+            ensure!(text.lines().any(is_it), "it does not count");
             Ok(Some(text))
         })
         .await?;
