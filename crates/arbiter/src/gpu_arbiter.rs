@@ -8,7 +8,7 @@
 //! window: the tenant with the lowest virtual time is next.
 //!
 //! A report is a claim of the tenant. The accounts believe reported idle time, within the bounds of
-//! [`IdleAllowance`], so that a slow switch does not cost the tenant its share. The virtual time
+//! `IdleAllowance`, so that a slow switch does not cost the tenant its share. The virtual time
 //! believes nothing of a tenant's own: it counts the time for which the window was open.
 //! So a tenant that lies may get a little more of the time that others leave, but no time that others
 //! want.
