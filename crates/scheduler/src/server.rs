@@ -20,7 +20,7 @@ use axum::routing::{get, post};
 use tessera_serve::browser::{ForeignRequest, check_call, check_page};
 
 pub use self::app::{App, Leadership, RequestAborted};
-pub(crate) use self::calls::limit as limit_calls;
+pub(crate) use self::calls::{Caller, limit as limit_calls};
 pub use self::listeners::{ALL, PAGES, PROBES, VERBS, serve_all};
 pub use self::retry_wait::RetryWait;
 use crate::dashboard;
@@ -32,13 +32,17 @@ pub const BODY_LIMIT: usize = 32 << 20;
 const PREFIXES: [&str; 4] =
     ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"];
 
-/// The host names under which the Service of `deploy/scheduler` is known.
-const SERVICE_NAMES: [&str; 4] = [
-    "tessera-scheduler",
-    "tessera-scheduler.kube-system",
-    "tessera-scheduler.kube-system.svc",
-    "tessera-scheduler.kube-system.svc.cluster.local",
-];
+/// Returns the host names of the Service of `deploy/scheduler` in this namespace.
+#[must_use]
+pub fn service_names(namespace: &str) -> [String; 4] {
+    [
+        String::new(),
+        format!(".{namespace}"),
+        format!(".{namespace}.svc"),
+        format!(".{namespace}.svc.cluster.local"),
+    ]
+    .map(|domain| format!("tessera-scheduler{domain}"))
+}
 
 /// Creates the router of the verbs, which only kube-scheduler may call.
 pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
@@ -57,14 +61,18 @@ pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
         // The manifest of the original extender has this misspelt path.
         .route("/gputopology-schedulersort", post(extender::prioritize))
         .layer(DefaultBodyLimit::max(body_limit))
-        .layer(middleware::from_fn_with_state((Arc::clone(&app), body_limit), calls::limit))
+        .layer(middleware::from_fn_with_state(
+            (Arc::clone(&app), Caller::KubeScheduler, body_limit),
+            calls::limit,
+        ))
         .layer(middleware::from_fn(refuse_browsers))
         .with_state(app)
 }
 
-/// Creates the router of the pages and of the API for reading. They are served under IP addresses, `localhost`, the
-/// names of the Service and these names.
+/// Creates the router of the pages and of the API for reading. They are served under IP addresses, `localhost` and
+/// these names.
 pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
+    let body_limit = body_limit.min(dashboard::MAX_MANIFEST_BYTES);
     let mut router = Router::new();
     for prefix in PREFIXES {
         router = match prefix {
@@ -76,14 +84,13 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
                 .route(&format!("{prefix}/inspect/{{node}}"), get(views::inspect_topology_node)),
         };
     }
-    let names: Arc<[String]> =
-        SERVICE_NAMES.into_iter().map(str::to_owned).chain(names.iter().cloned()).collect();
+    let names: Arc<[String]> = names.into();
     let check = move |request: Request, next: Next| refuse_foreign(Arc::clone(&names), request, next);
     router
         .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
-        .layer(middleware::from_fn_with_state((Arc::clone(&app), body_limit), calls::limit))
+        .layer(middleware::from_fn_with_state((Arc::clone(&app), Caller::Anybody, body_limit), calls::limit))
         .route("/version", get(views::version))
         .route("/metrics", get(views::metrics))
         .merge(dashboard::routes(&app, body_limit))

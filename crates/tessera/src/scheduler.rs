@@ -142,7 +142,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
     let app = Arc::new(App::new(State::new(settings.clone()), client).with_notices(notices));
-    let servers = serve_all(listen.open(&app).await?);
+    let servers = serve_all(listen.open(&app, &lease_namespace).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {
         identity: identity(),

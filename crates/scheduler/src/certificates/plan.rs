@@ -16,8 +16,9 @@ pub const CLIENT: &str = "tessera-kube-scheduler-tls";
 /// The keys of a Secret: certificate, key, authority, and the time of renewal in seconds since 1970.
 pub const KEYS: [&str; 4] = ["tls.crt", "tls.key", "ca.crt", "renew-after"];
 
-/// The names of the server. kube-scheduler checks the first one, `serverName` in its configuration.
-const SERVER_NAMES: [&str; 2] = ["tessera-scheduler.kube-system.svc", "tessera-scheduler"];
+/// The name of the server that kube-scheduler checks: `serverName` in the shipped configuration. It is the same in
+/// every namespace.
+const SERVER_NAME: &str = "tessera-scheduler.kube-system.svc";
 
 /// The contents of one Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,7 +91,7 @@ pub fn renew(stored: &Stored, client_name: &str, now: u64) -> Result<Stored, Aut
         _ => issue(&authority.key, side, names, now)
             .map(|issued| Pem::new(issued, authority.authority.clone())),
     };
-    let server = side(&stored.server, Side::Server, &SERVER_NAMES)?;
+    let server = side(&stored.server, Side::Server, &[SERVER_NAME])?;
     let client = side(&stored.client, Side::Client, &[client_name])?;
     Ok(Stored { authority: Some(authority), server: Some(server), client: Some(client) })
 }

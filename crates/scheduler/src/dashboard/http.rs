@@ -23,14 +23,14 @@ use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};
 use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
-use crate::server::{App, limit_calls};
+use crate::server::{App, Caller, limit_calls};
 use crate::state::{State, StateAccess as _};
 
 /// Longest time a view waits for a permit.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Size limit of a manifest in bytes, above what Kubernetes accepts.
-const MAX_MANIFEST_BYTES: usize = 2 << 20;
+pub(crate) const MAX_MANIFEST_BYTES: usize = 2 << 20;
 
 /// Headers of every answer: only our own files may run, no page may frame the dashboard, and no
 /// other site learns its address.
@@ -49,8 +49,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 
 /// Returns all routes of the dashboard.
 pub fn routes(app: &Arc<App>, body_limit: usize) -> Router<Arc<App>> {
-    let body_limit = body_limit.min(MAX_MANIFEST_BYTES);
-    let limited = middleware::from_fn_with_state((Arc::clone(app), body_limit), limit_calls);
+    let limited = middleware::from_fn_with_state((Arc::clone(app), Caller::Anybody, body_limit), limit_calls);
     let api = Router::new()
         .route("/status", get(status))
         .route("/stream", get(stream::follow))
@@ -270,7 +269,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
         Ok(bytes) => bytes,
         Err(rejection) => return problem(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
-    let pod: Counted<Pod> = match app.parse(&bytes) {
+    let pod: Counted<Pod> = match app.parse(Caller::Anybody, &bytes) {
         Ok(pod) => pod,
         Err(error) => {
             let text = format!("the body is not a pod manifest in JSON: {error}");

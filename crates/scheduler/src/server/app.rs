@@ -10,7 +10,7 @@ use tessera_cluster::{Client, PodNotice};
 use tessera_wire::bounded::Counted;
 use tokio::sync::watch;
 
-use super::calls::CallPools;
+use super::calls::{CallPools, Caller};
 use super::retry_wait::RetryWait;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
@@ -37,7 +37,8 @@ pub struct App {
     pub(crate) verdicts: VerdictCache,
     /// Short waits for pods that fit nowhere.
     pub retry_wait: RetryWait,
-    pub(super) pools: CallPools,
+    verb_pools: CallPools,
+    page_pools: CallPools,
     started: Instant,
 }
 
@@ -105,7 +106,8 @@ impl App {
             writes: AtomicU64::new(0),
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
-            pools: CallPools::default(),
+            verb_pools: CallPools::of(Caller::KubeScheduler),
+            page_pools: CallPools::of(Caller::Anybody),
             started: Instant::now(),
         }
     }
@@ -136,12 +138,21 @@ impl App {
         );
     }
 
-    /// Parses the body of a call. All bodies in memory share one budget of elements.
+    /// Returns what the running calls of this caller share.
+    pub(super) fn pools(&self, caller: Caller) -> &CallPools {
+        match caller {
+            Caller::KubeScheduler => &self.verb_pools,
+            Caller::Anybody => &self.page_pools,
+        }
+    }
+
+    /// Parses the body of a call. All bodies of a caller in memory share one budget of elements.
     pub(crate) fn parse<'b, T: Deserialize<'b>>(
         &self,
+        caller: Caller,
         body: &'b [u8],
     ) -> Result<Counted<T>, serde_json::Error> {
-        self.pools.elements.parse(body)
+        self.pools(caller).elements.parse(body)
     }
 
     /// Locks the state for reading. A poisoned lock is used, because the methods of the state fail

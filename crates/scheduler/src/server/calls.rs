@@ -12,16 +12,31 @@ use tokio::sync::Semaphore;
 
 use super::App;
 
-/// Calls handled concurrently; more would compete for the same cores.
-const MAX_CALLS: usize = 64;
+/// Whose calls they are. Each has pools of its own, so that calls of strangers keep no verb waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// kube-scheduler, which calls the verbs.
+    KubeScheduler,
+    /// Anybody who reaches the pages.
+    Anybody,
+}
 
-/// Bodies in memory at the same time, in KiB. Larger than one body of the default limit, so that small calls need
-/// not wait for a large one.
-const BODY_POOL_KIB: u32 = 48 << 10;
+/// Sizes of the pools that running calls share.
+struct PoolSizes {
+    /// Calls handled concurrently; more would compete for the same cores.
+    calls: usize,
+    /// Bodies in memory at the same time, in KiB.
+    body_kib: u32,
+    /// Elements of all parsed bodies in memory. The worst element, a map with one entry, needs about 300 bytes.
+    elements: usize,
+}
 
-/// Elements of all parsed bodies in memory. Whole nodes of a cluster of 2,500 nodes have about 280,000. The worst
-/// element, a map with one entry, needs about 300 bytes.
-const ELEMENT_POOL: usize = 400_000;
+/// For the verbs. The bodies are larger than one body of the default limit, so that small calls need not wait for a
+/// large one. Whole nodes of a cluster of 2,500 nodes have about 280,000 elements.
+const VERBS: PoolSizes = PoolSizes { calls: 64, body_kib: 48 << 10, elements: 400_000 };
+
+/// For the pages, which take the manifest of one pod.
+const PAGES: PoolSizes = PoolSizes { calls: 16, body_kib: 8 << 10, elements: 50_000 };
 
 /// Timeout of a call. kube-scheduler's own default timeout is 5 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,29 +46,36 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct CallPools {
     calls: Semaphore,
     body_kib: Semaphore,
+    max_body_kib: u32,
     pub(super) elements: Arc<ElementPool>,
 }
 
-impl Default for CallPools {
-    fn default() -> Self {
+impl CallPools {
+    pub(super) fn of(caller: Caller) -> Self {
+        let PoolSizes { calls, body_kib, elements } = match caller {
+            Caller::KubeScheduler => VERBS,
+            Caller::Anybody => PAGES,
+        };
         Self {
-            calls: Semaphore::new(MAX_CALLS),
-            body_kib: Semaphore::new(BODY_POOL_KIB as usize),
-            elements: ElementPool::new(ELEMENT_POOL),
+            calls: Semaphore::new(calls),
+            body_kib: Semaphore::new(body_kib as usize),
+            max_body_kib: body_kib,
+            elements: ElementPool::new(elements),
         }
     }
 }
 
 /// Limits the number of concurrent calls, the size of their bodies and the duration of each call.
 pub(crate) async fn limit(
-    FromApp((app, body_limit)): FromApp<(Arc<App>, usize)>,
+    FromApp((app, caller, body_limit)): FromApp<(Arc<App>, Caller, usize)>,
     request: Request,
     next: Next,
 ) -> Response {
-    let reserved_kib = reserved_kib(request.headers(), body_limit);
+    let pools = app.pools(caller);
+    let reserved_kib = reserved_kib(request.headers(), body_limit).min(pools.max_body_kib);
     let answer = async {
-        let _call = app.pools.calls.acquire().await;
-        let _body = app.pools.body_kib.acquire_many(reserved_kib).await;
+        let _call = pools.calls.acquire().await;
+        let _body = pools.body_kib.acquire_many(reserved_kib).await;
         next.run(request).await
     };
     let is_ready = app.is_ready();
@@ -81,7 +103,7 @@ fn reserved_kib(headers: &HeaderMap, body_limit: usize) -> u32 {
         None if is_chunked => body_limit,
         None => 0,
     };
-    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).min(BODY_POOL_KIB)
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -95,6 +117,6 @@ mod tests {
         assert_eq!(reserved_kib(&one(header::CONTENT_LENGTH, "1025"), 1 << 20), 2);
         assert_eq!(reserved_kib(&one(header::CONTENT_LENGTH, "99999999"), 1 << 20), 1 << 10);
         assert_eq!(reserved_kib(&one(header::TRANSFER_ENCODING, "chunked"), 1 << 20), 1 << 10);
-        assert_eq!(reserved_kib(&one(header::TRANSFER_ENCODING, "chunked"), usize::MAX), BODY_POOL_KIB);
+        assert_eq!(reserved_kib(&one(header::TRANSFER_ENCODING, "chunked"), usize::MAX), u32::MAX);
     }
 }

@@ -19,7 +19,7 @@ use tessera_wire::foreign::extender::{
 };
 use tessera_wire::foreign::objects::Pod;
 
-use super::App;
+use super::{App, Caller};
 use crate::notices::NoticeReason;
 use crate::verb::filter::FilterVerdicts;
 use crate::verb::preempt;
@@ -39,13 +39,22 @@ pub(super) enum BadCall {
     Json(serde_json::Error),
 }
 
-/// Parses a request body. Fails if this replica is not ready.
+/// Parses the body of a verb. Fails if this replica is not ready.
 pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<Counted<T>, BadCall> {
+    read_of(Caller::KubeScheduler, app, body)
+}
+
+/// Parses the body of a call by this caller. Fails if this replica is not ready.
+pub(super) fn read_of<'b, T: Deserialize<'b>>(
+    caller: Caller,
+    app: &App,
+    body: &'b Body,
+) -> Result<Counted<T>, BadCall> {
     if !app.is_ready() {
         return Err(BadCall::NotReady);
     }
     let bytes = body.as_ref().map_err(|rejection| BadCall::Body(rejection.body_text()))?;
-    app.parse(bytes).map_err(BadCall::Json)
+    app.parse(caller, bytes).map_err(BadCall::Json)
 }
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {

@@ -11,8 +11,8 @@ use serde_json::json;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::parsed_pod::BadPodObject;
 
-use super::App;
-use super::extender::{Body, read};
+use super::extender::{Body, read_of};
+use super::{App, Caller};
 use crate::dashboard::run_view;
 use crate::metrics::CONTENT_TYPE;
 use crate::verb::explain::{self, PodExplanation};
@@ -80,7 +80,7 @@ pub(super) async fn explain_pod(
 
 /// Explains where the pod of the request body, a manifest in JSON, would fit.
 pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
-    let pod = match read::<Pod>(&app, &body) {
+    let pod = match read_of::<Pod>(Caller::Anybody, &app, &body) {
         Ok(pod) => pod,
         Err(error) => {
             return (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response();

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
-use tessera_scheduler::server::{pages, probes, verbs};
+use tessera_scheduler::server::{pages, probes, service_names, verbs};
 use tower::ServiceExt;
 
 use crate::fixtures::*;
@@ -118,4 +118,43 @@ async fn a_body_of_many_small_elements_is_answered_with_an_error() {
     let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
     let answer: Value = serde_json::from_slice(&bytes).unwrap();
     assert!(answer["Error"].as_str().unwrap().contains("more than 400000 elements"), "{answer}");
+}
+
+/// Anybody who reaches the pages may send what-if calls, and send their bodies as slowly as they like.
+#[tokio::test]
+async fn calls_of_strangers_keep_no_verb_waiting() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let app = || Arc::clone(&replica.app);
+    let (verbs, pages) = (verbs(app(), 1 << 20), pages(app(), 1 << 20, &[]));
+    let endless = |number: usize| {
+        let path = ["/what-if", "/api/v1/what-if"][number % 2];
+        let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+        let request = Request::post(path).header("transfer-encoding", "chunked").body(body).unwrap();
+        Box::pin(pages.clone().oneshot(request))
+    };
+    let mut slow: Vec<_> = (0..200).map(endless).collect();
+    for call in &mut slow {
+        assert!(futures::poll!(call).is_pending());
+    }
+    let question = json!({"Pod": whole("p", 1), "NodeNames": ["a"]});
+    let answered = status(&verbs, Request::post("/scheduler/filter"), &question).await;
+    assert_eq!(answered, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn pages_are_known_by_the_names_of_their_service() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pages = pages(Arc::clone(&replica.app), 1 << 20, &service_names("gpu-system"));
+    for (host, expected) in [
+        ("tessera-scheduler", StatusCode::OK),
+        ("tessera-scheduler.gpu-system:12346", StatusCode::OK),
+        ("tessera-scheduler.gpu-system.svc:12346", StatusCode::OK),
+        ("tessera-scheduler.gpu-system.svc.cluster.local", StatusCode::OK),
+        ("tessera-scheduler.kube-system.svc:12346", StatusCode::FORBIDDEN),
+    ] {
+        let request = Request::get("/version").header("host", host);
+        assert_eq!(status(&pages, request, &json!({})).await, expected, "{host}");
+    }
 }

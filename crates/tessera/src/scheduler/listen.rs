@@ -87,10 +87,11 @@ impl ListenArguments {
         )
     }
 
-    /// Opens all listeners.
-    pub(super) async fn open(self, app: &Arc<App>) -> Result<Vec<Served>> {
+    /// Opens all listeners of a scheduler in this namespace.
+    pub(super) async fn open(self, app: &Arc<App>, namespace: &str) -> Result<Vec<Served>> {
         let tls = self.tls(app).await?;
-        let (body_limit, names) = (self.max_body << 20, self.dashboard_host);
+        let body_limit = self.max_body << 20;
+        let names = [&server::service_names(namespace)[..], &self.dashboard_host].concat();
         let mut served = Vec::new();
         let verbs = if self.listen.is_empty() && tls.is_some() { vec![DEFAULT_VERBS] } else { self.listen };
         for address in verbs {
