@@ -66,18 +66,14 @@ impl Processes {
     /// Returns the start time of a process, or `None` if it does not exist.
     #[must_use]
     pub fn started(&self, pid: u32) -> Option<u64> {
-        let stat = fs::read(self.root.join(format!("{pid}/stat"))).ok()?;
-        started(&String::from_utf8_lossy(&stat))
+        started(&text(&self.root.join(format!("{pid}/stat")))?)
     }
 
     /// Returns the state of the process with this PID and start time, or `None` if it has ended.
     #[must_use]
     pub fn run_state(&self, pid: u32, started: u64) -> Option<RunState> {
         let own = self.root.join(pid.to_string());
-        let state_of = |folder: &Path| {
-            let stat = fs::read(folder.join("stat")).ok()?;
-            run_state(&String::from_utf8_lossy(&stat))
-        };
+        let state_of = |folder: &Path| run_state(&text(&folder.join("stat"))?);
         if self.started(pid) != Some(started) {
             return None;
         }
@@ -91,10 +87,7 @@ impl Processes {
     /// Returns the identity of a process, or `None` if it does not exist.
     #[must_use]
     pub fn read(&self, pid: u32) -> Option<ProcessInfo> {
-        let file = |name: &str| {
-            let bytes = fs::read(self.root.join(format!("{pid}/{name}"))).ok()?;
-            Some(String::from_utf8_lossy(&bytes).into_owned())
-        };
+        let file = |name: &str| text(&self.root.join(format!("{pid}/{name}")));
         let process = ProcessInfo {
             started: started(&file("stat")?)?,
             command: file("comm").unwrap_or_default().trim_end_matches('\n').to_owned(),
@@ -132,7 +125,7 @@ impl Processes {
     /// exist.
     #[must_use]
     pub fn pid_in_namespace(&self, pid: u32) -> Option<u32> {
-        let status = fs::read_to_string(self.root.join(format!("{pid}/status"))).ok()?;
+        let status = text(&self.root.join(format!("{pid}/status")))?;
         let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
         pids.split_whitespace().last()?.parse().ok()
     }
@@ -188,6 +181,11 @@ impl ProcessCache {
         }
         self.known.iter().map(|(pid, process)| (*pid, process.clone())).collect()
     }
+}
+
+/// Returns the text of a file, or `None` if it cannot be read. A process may have any bytes in its name.
+fn text(file: &Path) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(file).ok()?).into_owned())
 }
 
 /// Returns the state in field 3 of `/proc/PID/stat`, or `None` of a thread that has ended.

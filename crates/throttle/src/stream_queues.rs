@@ -23,8 +23,8 @@ const MAX_LAUNCHES_BEFORE_FENCE: u32 = 256;
 /// Empty queues of live streams are kept for their next launch, unless there are more queues than this.
 const MAX_QUEUES_WITH_IDLE: usize = 64;
 
-/// Unreached fences from which on a queue may count as full. Work in one piece is the kernel that runs,
-/// and the GPU must not wait for the program between two long kernels.
+/// A queue with fewer unreached fences than this is never full: one for the kernel that runs, and one more, so that
+/// the GPU need not wait for the program between two long kernels.
 pub(crate) const MIN_FENCES_WHEN_FULL: u32 = 2;
 
 /// What a fence measures, if anything: the event before a launch, and the key of the launch.

@@ -1,8 +1,18 @@
 //! Which files a process has mapped, by what the kernel shows in `/proc/PID/maps`.
 
-use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, BufRead as _, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
 
 use super::Processes;
+
+/// Bytes of a list of mappings that are read. The longest list of a program that does not try to make it long has
+/// 65,530 lines, which the kernel permits, of about 120 bytes. A tenant can make each line 4 KiB long.
+const MAX_MAPS_BYTES: u64 = 32 << 20;
 
 /// A file, by the device and inode that the kernel shows for a mapping. A name would say nothing: a
 /// process may map any file under any name.
@@ -66,15 +76,33 @@ fn device(text: &str, radix: u32) -> Option<(u32, u32)> {
     Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
 }
 
-/// Returns the files that a process has mapped as code, by the content of `/proc/PID/maps`.
-fn code_files(maps: &str) -> impl Iterator<Item = FileId> {
-    maps.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let (_, rights, _) = (words.next()?, words.next()?, words.next()?);
-        let device = device(words.next()?, 16)?;
-        let inode = words.next()?.parse().ok()?;
-        rights.contains('x').then_some(FileId { device, inode })
-    })
+/// Returns the file of a line of `/proc/PID/maps`, if it is mapped as code. File names may contain any bytes.
+fn code_file(line: &[u8]) -> Option<FileId> {
+    let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
+    let mut word = || std::str::from_utf8(words.next()?.trim_ascii_end()).ok();
+    let (_, rights, _) = (word()?, word()?, word()?);
+    let device = device(word()?, 16)?;
+    let inode = word()?.parse().ok()?;
+    rights.contains('x').then_some(FileId { device, inode })
+}
+
+/// Searches a list of mappings for one of `files`.
+fn find(maps: impl io::Read, files: &BTreeSet<FileId>) -> io::Result<Mapping> {
+    let mut maps = io::BufReader::new(maps.take(MAX_MAPS_BYTES));
+    let (mut found, mut line) = (Mapping::NoMemory, Vec::new());
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        let mapped = code_file(&line);
+        if mapped.is_some_and(|file| files.contains(&file)) {
+            return Ok(Mapping::Present);
+        }
+        if mapped.is_some_and(|file| files.iter().any(|known| known.inode == file.inode)) {
+            found = Mapping::Similar;
+        } else if found == Mapping::NoMemory {
+            found = Mapping::Absent;
+        }
+        line.clear();
+    }
+    Ok(found)
 }
 
 impl Processes {
@@ -85,22 +113,18 @@ impl Processes {
     /// `SYS_PTRACE` for processes of other containers.
     pub fn mapping(&self, pid: u32, files: &BTreeSet<FileId>) -> io::Result<Mapping> {
         let own = self.root.join(pid.to_string());
-        let of_thread = |path: &Path| match fs::read_to_string(path.join("maps")) {
-            Ok(maps) if maps.is_empty() => Ok(Mapping::NoMemory),
-            Ok(maps) if code_files(&maps).any(|file| files.contains(&file)) => Ok(Mapping::Present),
-            Ok(maps) => {
-                let is_similar = |file: FileId| files.iter().any(|known| known.inode == file.inode);
-                Ok(if code_files(&maps).any(is_similar) { Mapping::Similar } else { Mapping::Absent })
-            }
-            // The process ended before or during the read.
-            Err(error)
-                if error.kind() == io::ErrorKind::NotFound
-                    || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
-            {
-                Ok(Mapping::NoMemory)
-            }
-            Err(error) => Err(error),
-        };
+        let of_thread =
+            |path: &Path| match fs::File::open(path.join("maps")).and_then(|maps| find(maps, files)) {
+                Ok(mapping) => Ok(mapping),
+                // The process ended before or during the read.
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound
+                        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
+                {
+                    Ok(Mapping::NoMemory)
+                }
+                Err(error) => Err(error),
+            };
         let of_process = of_thread(&own)?;
         if of_process != Mapping::NoMemory {
             return Ok(of_process);
@@ -161,6 +185,18 @@ mod tests {
         let library = file((0x103, 0x0a), 4711);
         assert_eq!(processes.mapping(7, &library).unwrap(), Mapping::Present, "only the first thread ended");
         assert_eq!(processes.mapping(8, &library).unwrap(), Mapping::NoMemory, "no such process");
+    }
+
+    /// A tenant names its files as it likes, and may map one file thousands of times.
+    #[test]
+    fn names_and_lengths_of_lists_hide_nothing() {
+        let library = file((0x103, 0x0a), 4711);
+        let strange = b"55d0c8a00000-55d0c8a28000 r-xp 00000000 08:01 1311 /data/\xff\xfe name\n";
+        assert_eq!(find(&strange[..], &library).unwrap(), Mapping::Absent);
+        let both = [&strange[..], MAPS.as_bytes()].concat();
+        assert_eq!(find(&both[..], &library).unwrap(), Mapping::Present);
+        let endless = io::repeat(b'a');
+        assert_eq!(find(endless, &library).unwrap(), Mapping::Absent);
     }
 
     #[test]
