@@ -90,7 +90,10 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
         .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
-        .layer(middleware::from_fn_with_state((Arc::clone(&app), Caller::Anybody, body_limit), calls::limit))
+        .layer(middleware::from_fn_with_state(
+            (Arc::clone(&app), Caller::PageClient, body_limit),
+            calls::limit,
+        ))
         .route("/version", get(views::version))
         .route("/metrics", get(views::metrics))
         .merge(dashboard::routes(&app, body_limit))

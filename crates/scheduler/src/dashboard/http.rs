@@ -49,7 +49,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
 
 /// Returns all routes of the dashboard.
 pub fn routes(app: &Arc<App>, body_limit: usize) -> Router<Arc<App>> {
-    let limited = middleware::from_fn_with_state((Arc::clone(app), Caller::Anybody, body_limit), limit_calls);
+    let limited =
+        middleware::from_fn_with_state((Arc::clone(app), Caller::PageClient, body_limit), limit_calls);
     let api = Router::new()
         .route("/status", get(status))
         .route("/stream", get(stream::follow))
@@ -269,7 +270,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
         Ok(bytes) => bytes,
         Err(rejection) => return problem(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
-    let pod: Counted<Pod> = match app.parse(Caller::Anybody, &bytes) {
+    let pod: Counted<Pod> = match app.parse(Caller::PageClient, &bytes) {
         Ok(pod) => pod,
         Err(error) => {
             let text = format!("the body is not a pod manifest in JSON: {error}");

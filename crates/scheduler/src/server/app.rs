@@ -107,7 +107,7 @@ impl App {
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
             verb_pools: CallPools::of(Caller::KubeScheduler),
-            page_pools: CallPools::of(Caller::Anybody),
+            page_pools: CallPools::of(Caller::PageClient),
             started: Instant::now(),
         }
     }
@@ -142,7 +142,7 @@ impl App {
     pub(super) fn pools(&self, caller: Caller) -> &CallPools {
         match caller {
             Caller::KubeScheduler => &self.verb_pools,
-            Caller::Anybody => &self.page_pools,
+            Caller::PageClient => &self.page_pools,
         }
     }
 

@@ -17,8 +17,8 @@ use super::App;
 pub(crate) enum Caller {
     /// kube-scheduler, which calls the verbs.
     KubeScheduler,
-    /// Anybody who reaches the pages.
-    Anybody,
+    /// A client of the pages, which needs no credential.
+    PageClient,
 }
 
 /// Sizes of the pools that running calls share.
@@ -54,7 +54,7 @@ impl CallPools {
     pub(super) fn of(caller: Caller) -> Self {
         let PoolSizes { calls, body_kib, elements } = match caller {
             Caller::KubeScheduler => VERBS,
-            Caller::Anybody => PAGES,
+            Caller::PageClient => PAGES,
         };
         Self {
             calls: Semaphore::new(calls),

@@ -80,7 +80,7 @@ pub(super) async fn explain_pod(
 
 /// Explains where the pod of the request body, a manifest in JSON, would fit.
 pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
-    let pod = match read_of::<Pod>(Caller::Anybody, &app, &body) {
+    let pod = match read_of::<Pod>(Caller::PageClient, &app, &body) {
         Ok(pod) => pod,
         Err(error) => {
             return (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response();

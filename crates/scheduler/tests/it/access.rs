@@ -120,7 +120,7 @@ async fn a_body_of_many_small_elements_is_answered_with_an_error() {
     assert!(answer["Error"].as_str().unwrap().contains("more than 400000 elements"), "{answer}");
 }
 
-/// Anybody who reaches the pages may send what-if calls, and send their bodies as slowly as they like.
+/// Clients of the pages need no credential for a what-if call, and may send its body as slowly as they like.
 #[tokio::test]
 async fn calls_of_strangers_keep_no_verb_waiting() {
     let api = cluster().await;
