@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{self, BufRead as _, Read as _},
+    io::{self, BufRead as _},
     os::unix::fs::MetadataExt as _,
     path::Path,
 };
