@@ -52,7 +52,6 @@ use crate::units::{GpuIndex, NodeName, PodUid};
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     /// The position of each node in `names`, `nodes` and `changed`.
-    positions: HashMap<NodeName, NodePosition>,
     names: Names,
     /// The nodes side by side, so that a scan reads memory in order; `None` where a node was
     /// removed.
@@ -245,8 +244,8 @@ impl Ledger {
 
     /// Removes a node. Its pods stay until they are released, because the node may come back.
     pub fn remove_node(&mut self, name: &NodeName) -> LedgerChange {
-        let Some(position) = self.positions.remove(name) else { return LedgerChange::Unchanged };
-        self.names.set(position.0, "");
+        let Some(position) = self.position(&name.0) else { return LedgerChange::Unchanged };
+        self.names.clear(position.0);
         self.put(position, None);
         self.vacant.push(position);
         LedgerChange::Changed
@@ -261,14 +260,7 @@ impl Ledger {
     /// Returns the position of a node.
     #[must_use]
     pub fn position(&self, name: &str) -> Option<NodePosition> {
-        self.positions.get(name).copied()
-    }
-
-    /// Returns whether the node of this name has this position. Checking a guess is cheaper than
-    /// [`Ledger::position`].
-    #[must_use]
-    pub fn is_at(&self, position: NodePosition, name: &str) -> bool {
-        self.names.is_at(position.0, name)
+        self.names.position(name).map(NodePosition)
     }
 
     /// Returns the node at a position.
@@ -403,19 +395,18 @@ impl Ledger {
     fn recount(&mut self, node: Arc<Node>) {
         let mut state = NodeState::empty(Arc::clone(&node));
         self.counted_on(&node.name).for_each(|counted| state.add(counted.grant()));
-        let position = self.position(&node.name.0).unwrap_or_else(|| self.settle(node.name.clone()));
+        let position = self.position(&node.name.0).unwrap_or_else(|| self.settle(&node.name));
         self.put(position, Some(state));
     }
 
     /// Assigns a position to a new node.
-    fn settle(&mut self, name: NodeName) -> NodePosition {
+    fn settle(&mut self, name: &NodeName) -> NodePosition {
         let position = self.vacant.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.changed.push(Revision::default());
             NodePosition(self.nodes.len() - 1)
         });
         self.names.set(position.0, &name.0);
-        self.positions.insert(name, position);
         position
     }
 

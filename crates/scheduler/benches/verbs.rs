@@ -31,6 +31,9 @@ const SIZES: [usize; 3] = [500, 5_000, 10_000];
 const CALLS: usize = 600;
 const IN_A_ROW: usize = 20;
 
+/// Nodes that kube-scheduler offers of a cluster of 10,000 nodes.
+const SAMPLE: usize = 500;
+
 /// Number of pods between two forecasts.
 const FORECAST_AFTER: usize = 100;
 
@@ -83,6 +86,8 @@ struct Site {
 struct Call<'a> {
     args: ExtenderArgs<&'a str>,
     body: Vec<u8>,
+    /// The same call with a sample of the nodes.
+    sample_body: Vec<u8>,
     bind: BindingArgs,
 }
 
@@ -96,13 +101,17 @@ struct Measured {
 type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
 /// The measured operations by name.
-const MEASURES: [(&str, Measure); 4] = [
+const MEASURES: [(&str, Measure); 5] = [
     ("filter + prioritize", |state, cache, call| both(state, cache, &call.args)),
     ("the same, from and to JSON", |state, cache, call| {
         let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.filter(&args, cache)).unwrap());
         let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.prioritize(&args, cache)).unwrap());
+    }),
+    ("filter of a sample of at most 500 nodes, from and to JSON", |state, cache, call| {
+        let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.sample_body).unwrap();
+        black_box(serde_json::to_vec(&state.filter(&args, cache)).unwrap());
     }),
     ("a kind of pod never seen before", |state, _, call| both(state, &VerdictCache::default(), &call.args)),
     ("bind: choose, book, take back", |state, _, call| {
@@ -117,6 +126,15 @@ const MEASURES: [(&str, Measure); 4] = [
 fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
     let pod = serde_json::from_value(asked_about(number)).unwrap();
     ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
+}
+
+/// Returns the names that kube-scheduler offers of a large cluster: each call continues where the last one ended, and
+/// the order within a sample depends on how its 16 workers interleave.
+fn sample(names: &[String], number: usize) -> Vec<&str> {
+    let size = SAMPLE.min(names.len());
+    let workers_order = |index: usize| (index * 37 + number * 11) % size;
+    let name = |index| names[(number * size + workers_order(index)) % names.len()].as_str();
+    (0..size).map(name).collect()
 }
 
 fn both(state: &State, cache: &VerdictCache, args: &ExtenderArgs<&str>) {
@@ -178,10 +196,16 @@ impl Site {
         self.state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
         let args = args(&self.names, self.made);
         let body = serde_json::to_vec(&args).unwrap();
+        let offered = ExtenderArgs {
+            pod: args.pod.clone(),
+            nodes: None,
+            node_names: Some(sample(&self.names, self.made)),
+        };
+        let sample_body = serde_json::to_vec(&offered).unwrap();
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
         let node = self.names[self.made * 7 % self.nodes].clone();
         let bind = BindingArgs { pod_name: String::new(), pod_namespace: String::new(), pod_uid: uid, node };
-        let call = Call { args, body, bind };
+        let call = Call { args, body, sample_body, bind };
         let allocated = ALLOCATIONS.load(Ordering::Relaxed);
         let begun = cpu_time();
         measure(&mut self.state, &self.cache, &call);

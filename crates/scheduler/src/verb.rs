@@ -4,7 +4,6 @@ mod admission;
 pub mod explain;
 pub mod filter;
 pub mod inspect;
-mod node_hint;
 pub mod preempt;
 pub mod prioritize;
 mod sample;

@@ -72,7 +72,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
 ];
 
 /// Dependencies of the core outside the workspace.
-const CORE_DEPENDENCIES: &[&str] = &["thiserror"];
+const CORE_DEPENDENCIES: &[&str] = &["hashbrown", "thiserror"];
 
 /// Words that would give the core access to IO, time or threads.
 const IMPURE: &[&str] =

@@ -7,7 +7,6 @@ use tessera_core::ledger::NodePosition;
 use tessera_core::request::PodRequest;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
-use super::node_hint::NodeHint;
 use super::verdict_cache::{ShapeVerdicts, VerdictCache};
 use crate::state::{ReadableNode, State};
 
@@ -36,8 +35,8 @@ impl State {
     /// Starts to score nodes for `pod` with the verdicts of `cache`, which are checked out until
     /// [`NodeScorer::finish`].
     pub(super) fn node_scorer<'a>(&'a self, pod: &'a ParsedPod<'_>, cache: &VerdictCache) -> NodeScorer<'a> {
-        let (verdicts, hint) = cache.check_out(self, pod);
-        NodeScorer { state: self, pod, quota: self.quota_state().limiting(pod.namespace), verdicts, hint }
+        let verdicts = cache.check_out(self, pod);
+        NodeScorer { state: self, pod, quota: self.quota_state().limiting(pod.namespace), verdicts }
     }
 }
 
@@ -60,13 +59,12 @@ pub(super) struct NodeScorer<'a> {
     /// The quotas, if one limits the pod's namespace.
     quota: Option<QuotaState<'a>>,
     verdicts: ShapeVerdicts,
-    hint: NodeHint,
 }
 
 impl NodeScorer<'_> {
     /// Returns how well the node suits the pod, or why the node cannot take it.
     pub(super) fn score(&mut self, name: &str) -> Result<f64, RejectReason> {
-        let Some(position) = self.hint.find(self.state.ledger(), name) else {
+        let Some(position) = self.state.ledger().position(name) else {
             return Err(RejectReason::of_missing_node(self.state.unreadable(name)));
         };
         let cached = self.verdicts.verdict(self.state, position);
@@ -102,6 +100,6 @@ impl NodeScorer<'_> {
 
     /// Returns the verdicts to the cache.
     pub(super) fn finish(self, cache: &VerdictCache) {
-        cache.check_in(self.verdicts, self.hint);
+        cache.check_in(self.verdicts);
     }
 }

@@ -15,7 +15,6 @@ use tessera_core::placement::Policy;
 use tessera_core::units::PodUid;
 use tessera_wire::tessera::parsed_pod::{ParsedPod, RequestShape};
 
-use super::node_hint::NodeHint;
 use super::sample::SampleMisses;
 use crate::state::{State, StateId};
 
@@ -26,12 +25,11 @@ const MAX_SHAPES: usize = 64;
 /// Shapes judged by a new forecast before it is adopted.
 const MAX_PREPARED_SHAPES: usize = 16;
 
-/// The verdicts by request shape, and the order in which kube-scheduler names the nodes.
+/// The verdicts by request shape.
 #[derive(Debug, Default)]
 pub struct VerdictCache {
     /// The most recently used shape is last.
     shapes: Mutex<Vec<ShapeVerdicts>>,
-    hint: Mutex<NodeHint>,
     misses: Mutex<SampleMisses>,
 }
 
@@ -54,12 +52,12 @@ struct CachedVerdict {
 }
 
 impl VerdictCache {
-    /// Removes the verdicts for the pod's shape and the node hint from the cache, so that concurrent calls do
-    /// not wait for each other.
-    pub(super) fn check_out(&self, state: &State, pod: &ParsedPod<'_>) -> (ShapeVerdicts, NodeHint) {
+    /// Removes the verdicts for the pod's shape from the cache, so that concurrent calls do not wait for each
+    /// other.
+    pub(super) fn check_out(&self, state: &State, pod: &ParsedPod<'_>) -> ShapeVerdicts {
         let mut shapes = self.shapes();
         // Two concurrent calls may have left two entries. The later one is preferred.
-        let verdicts = match shapes.iter().rposition(|shape| shape.applies_to(state, pod)) {
+        match shapes.iter().rposition(|shape| shape.applies_to(state, pod)) {
             Some(index) => shapes.remove(index),
             None => ShapeVerdicts {
                 shape: pod.shape.clone(),
@@ -67,15 +65,12 @@ impl VerdictCache {
                 state: state.id().clone(),
                 verdicts: Vec::new(),
             },
-        };
-        drop(shapes);
-        (verdicts, std::mem::take(&mut *self.hint.lock().unwrap_or_else(PoisonError::into_inner)))
+        }
     }
 
     /// Returns checked-out verdicts to the cache.
-    pub(super) fn check_in(&self, verdicts: ShapeVerdicts, hint: NodeHint) {
+    pub(super) fn check_in(&self, verdicts: ShapeVerdicts) {
         self.insert([verdicts]);
-        *self.hint.lock().unwrap_or_else(PoisonError::into_inner) = hint;
     }
 
     /// Adds the verdicts of several shapes.
