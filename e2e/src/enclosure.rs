@@ -82,20 +82,32 @@ pub(crate) fn logs_in(directory: &Path) -> PathBuf {
     directory.join("logs")
 }
 
-/// Enters the enclosure: this process joins the cgroups and then becomes `unshare`, which starts
-/// the scenario as process 1.
+/// Enters the enclosure: this process joins the cgroups and makes them the root of a cgroup namespace. Then it goes on
+/// with [`start`].
 pub(crate) fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
-    let id = directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")?;
-    Hierarchies::mounted()?.join(id)?;
-    let error = Command::new("unshare")
-        .args(["--cgroup", "--net", "--mount", "--propagation", "private"])
-        .args(["--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"])
-        .arg(this_program()?)
-        .args(["--stage", "inside", "--directory"])
-        .arg(directory)
-        .args(arguments)
-        .exec();
-    bail!("cannot run unshare: {error}")
+    Hierarchies::mounted()?.join(id_of(directory)?)?;
+    unshare(&["--cgroup"], "entered", directory, arguments)
+}
+
+/// Starts the scenario as process 1 of the other namespaces. This process waits for it, in a cgroup of its own, because
+/// a cgroup of version 2 delegates its controllers only while it has no processes.
+pub(crate) fn start(directory: &Path, arguments: &[String]) -> Result<()> {
+    Hierarchies::mounted()?.leave_root(id_of(directory)?)?;
+    let namespaces = ["--net", "--mount", "--propagation", "private"];
+    let process = ["--pid", "--fork", "--kill-child=KILL", "--mount-proc"];
+    unshare(&[namespaces.as_slice(), &process].concat(), "inside", directory, arguments)
+}
+
+/// Replaces this process by the next stage in new namespaces. Returns only after a failure.
+fn unshare(namespaces: &[&str], stage: &str, directory: &Path, arguments: &[String]) -> Result<()> {
+    let mut command = Command::new("unshare");
+    command.args(namespaces).arg("--").arg(this_program()?);
+    command.args(["--stage", stage, "--directory"]).arg(directory).args(arguments);
+    bail!("cannot run unshare: {}", command.exec())
+}
+
+fn id_of(directory: &Path) -> Result<&str> {
+    directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")
 }
 
 /// Removes directories and cgroups of runners that no longer run.

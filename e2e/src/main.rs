@@ -47,8 +47,10 @@ struct Arguments {
 enum Stage {
     /// Outside of the enclosure: runs the scenarios one after the other
     Outside,
-    /// Entering the enclosure
+    /// Entering the enclosure: joins its cgroups
     Entering,
+    /// Entered the cgroups, which are the root of a new cgroup namespace
+    Entered,
     /// Inside: the first process of the enclosure, which runs one scenario
     Inside,
 }
@@ -66,6 +68,11 @@ fn main() -> Result<ExitCode> {
         Stage::Entering => {
             let directory = directory.context("--directory is missing")?;
             enclosure::enter(&directory, &settings.arguments(&scenarios))?;
+            Ok(ExitCode::FAILURE)
+        }
+        Stage::Entered => {
+            let directory = directory.context("--directory is missing")?;
+            enclosure::start(&directory, &settings.arguments(&scenarios))?;
             Ok(ExitCode::FAILURE)
         }
         Stage::Inside => {

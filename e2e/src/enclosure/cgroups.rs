@@ -71,6 +71,20 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// Moves this process one level down where the cgroup has controllers to delegate.
+    pub(super) fn leave_root(&self, name: &str) -> Result<()> {
+        for Hierarchy { mount_point, .. } in &self.0 {
+            let group = mount_point.join(name);
+            if !delegable(&group).is_empty() {
+                let own = group.join("harness");
+                fs::create_dir(&own)?;
+                fs::write(own.join("cgroup.procs"), process::id().to_string())
+                    .with_context(|| format!("cannot enter the cgroup {}", own.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns every process in the cgroup and below it.
     pub(super) fn processes(&self, name: &str) -> Vec<u32> {
         let mut all: Vec<u32> = self
@@ -102,6 +116,12 @@ impl Hierarchies {
         }
         Ok(())
     }
+}
+
+/// Returns the controllers that a cgroup of version 2 can pass on to its children. There are none in version 1.
+pub(super) fn delegable(group: &Path) -> Vec<String> {
+    let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
+    controllers.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Returns the cgroup and its descendants, the deepest first.

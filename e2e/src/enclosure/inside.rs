@@ -1,15 +1,10 @@
 //! Sets up the namespaces from inside, before anything else starts.
 
-use std::{
-    fs,
-    net::Ipv4Addr,
-    path::Path,
-    process::{self, Command},
-};
+use std::{fs, net::Ipv4Addr, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
-use super::cgroups::{Hierarchies, Hierarchy};
+use super::cgroups::{Hierarchies, Hierarchy, delegable};
 
 /// Address of the host for nodes and pods. A kubelet accepts no loopback address.
 pub(crate) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
@@ -54,17 +49,9 @@ fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
     }
 }
 
-/// Delegates the controllers of version 2. Only cgroups without processes may do so, so ours move
-/// one level down.
+/// Delegates the controllers of version 2. The processes of the enclosure have left this cgroup before.
 fn delegate_controllers(root: &Path) -> Result<()> {
-    let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-    if controllers.trim().is_empty() {
-        return Ok(());
-    }
-    let own = root.join("harness");
-    fs::create_dir(&own)?;
-    fs::write(own.join("cgroup.procs"), process::id().to_string())?;
-    for controller in controllers.split_whitespace() {
+    for controller in delegable(root) {
         fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"))
             .with_context(|| format!("cannot pass on the cgroup controller {controller}"))?;
     }
