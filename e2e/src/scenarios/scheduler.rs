@@ -176,9 +176,11 @@ impl Site {
         self.cluster.start_configured_scheduler(name, &configuration, kubeconfig)
     }
 
-    /// Copies the certificate of kube-scheduler from its Secret to files.
+    /// Copies the certificate of kube-scheduler from its Secret to files. The scheduler writes it soon after it has
+    /// started.
     async fn copy_certificates(&self, directory: &Path) -> Result<()> {
-        let data = self.secret(CLIENT_SECRET).await?.data.context("the Secret is empty")?;
+        let written = async || Ok(self.secret(CLIENT_SECRET).await?.data);
+        let data = self.harness.wait_for("kube-scheduler's certificate in its Secret", SOON, written).await?;
         for file in ["ca.crt", "tls.crt", "tls.key"] {
             fs::write(directory.join(file), &data.get(file).context(file)?.0)?;
         }

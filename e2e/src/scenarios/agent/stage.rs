@@ -56,7 +56,7 @@ impl Stage {
         let grants = harness.state("grants")?;
         let mounted = harness
             .tessera()?
-            .arguments(["mount-grants", "--size-mib=16"])
+            .arguments(["mount-grants", "--size-mib=64"])
             .argument(format!("--grants={}", grants.display()))
             .command()
             .output()?;

@@ -225,11 +225,11 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
         Toleration { key: Some(spot.clone()), operator: Some("Exists".into()), ..Toleration::default() };
     let host = ("kubernetes.io/hostname".to_owned(), spot);
     let soft = (tier, "soft".to_owned());
+    // A GPU that is in use is better than an idle one, whatever pods the scheduler expects.
     let pods = [
         ("begun", 50, host, vec![], "spot"),
-        ("shy", 40, soft.clone(), vec![], "steady"),
-        // The pod fills a GPU there and would leave a fragment here.
-        ("bold", 50, soft, vec![tolerated], "spot"),
+        ("bold", 30, soft.clone(), vec![tolerated], "spot"),
+        ("shy", 20, soft, vec![], "steady"),
     ];
     for (name, percent, selector, tolerations, expected) in pods {
         let mut pod = share(name, percent);

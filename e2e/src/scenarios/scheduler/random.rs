@@ -167,8 +167,17 @@ fn replace_one(
     Ok(())
 }
 
-/// Verifies that every pod is bound with a grant or has a reason for waiting.
+/// Waits until every pod is bound or has a reason for waiting. A pod whose first sample of nodes had no suitable GPU has
+/// none before kube-scheduler has tried other nodes.
 async fn every_pod_has_an_answer(site: &Site) -> Result<()> {
+    let answered = async || waiting_with_a_reason(site).await.map(Some);
+    let waiting = site.harness.wait_for("an answer for every pod", SOON, answered).await?;
+    site.harness.note(&format!("{waiting} pods wait, each with a reason"));
+    Ok(())
+}
+
+/// Returns the number of pods that wait. Fails if one of them has no reason.
+async fn waiting_with_a_reason(site: &Site) -> Result<usize> {
     let mut waiting = 0;
     for pod in site.cluster.pods().list(&kube::api::ListParams::default()).await?.items {
         if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some() {
@@ -180,6 +189,5 @@ async fn every_pod_has_an_answer(site: &Site) -> Result<()> {
         let reason = reply.and_then(|reply| reply.reason.clone()).unwrap_or_default();
         ensure!(reason == "Unschedulable", "{:?} waits with reason {reason:?}: {reply:?}", pod.metadata.name);
     }
-    site.harness.note(&format!("{waiting} pods wait, each with a reason"));
-    Ok(())
+    Ok(waiting)
 }
