@@ -96,6 +96,7 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
         ))
         .route("/version", get(views::version))
         .route("/metrics", get(views::metrics))
+        .route("/metrics/nodes", get(views::metrics_by_node))
         .merge(dashboard::routes(&app, body_limit))
         .layer(middleware::from_fn(check))
         .with_state(app)

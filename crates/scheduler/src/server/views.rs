@@ -14,7 +14,7 @@ use tessera_wire::tessera::parsed_pod::BadPodObject;
 use super::extender::{Body, read_of};
 use super::{App, Caller};
 use crate::dashboard::run_view;
-use crate::metrics::CONTENT_TYPE;
+use crate::metrics::{self, CONTENT_TYPE};
 use crate::verb::explain::{self, PodExplanation};
 
 type Parameters = Query<HashMap<String, String>>;
@@ -34,6 +34,11 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
 
 pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>) -> Response {
     let text = app.metrics.text(app.read());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+pub(super) async fn metrics_by_node(FromApp(app): FromApp<Arc<App>>) -> Response {
+    let text = metrics::text_by_node(app.read());
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
