@@ -25,7 +25,8 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     let written: BTreeSet<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))
-        .map(|line| line.replace(" counter", "_total").split(' ').next().unwrap().to_owned())
+        .map(|line| line.replace(" counter", "_total").replace(" info", "_info"))
+        .map(|line| line.split(' ').next().unwrap().to_owned())
         .collect();
     let page = include_str!("../../../../docs/scheduler.md");
     let (_, rest) = page.split_once("\n## Metrics\n").unwrap();
