@@ -19,9 +19,6 @@ use tessera_wire::metrics::{
 
 use crate::state::State;
 
-/// Media type of the page.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// Upper bounds of the latency buckets in seconds, from half a millisecond to two seconds. The
 /// budgets are 1 ms for bind and 5 ms for filter.
 const LATENCY_BOUNDS: [f64; 12] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0];
@@ -101,10 +98,10 @@ impl Metrics {
     /// Returns the page for Prometheus. The lock on the state is released before the page is
     /// written, because writing takes longer than counting.
     #[must_use]
-    pub fn text(&self, state: impl Deref<Target = State>) -> String {
+    pub fn text(&self, state: impl Deref<Target = State>, format: Format) -> String {
         let totals = StateTotals::of(&state);
         drop(state);
-        let mut page = MetricsPage::new(Format::OpenMetrics);
+        let mut page = MetricsPage::new(format);
         totals.pods_on_gpus.write(&mut page);
         self.write_counters(&mut page);
         let none = Labels::default();
@@ -224,10 +221,10 @@ impl StateTotals {
 
 /// Returns the page `/metrics/nodes`: pods with their GPUs, in one family for each node.
 #[must_use]
-pub fn text_by_node(state: impl Deref<Target = State>) -> String {
+pub fn text_by_node(state: impl Deref<Target = State>, format: Format) -> String {
     let pods_on_gpus = pods_on_gpus(&state);
     drop(state);
-    let mut page = MetricsPage::new(Format::OpenMetrics);
+    let mut page = MetricsPage::new(format);
     pods_on_gpus.write_by_node(&mut page);
     page.finish()
 }

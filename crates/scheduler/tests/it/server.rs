@@ -160,7 +160,8 @@ async fn a_pod_is_filtered_scored_and_bound() {
     assert_eq!(replica.bind(&late, "b").await, "");
     let (code, text) = replica.get("/metrics").await;
     assert_eq!(code, 200);
-    assert!(text.contains("tessera_scheduler_gpus 4\n") && text.ends_with("# EOF\n"), "{text}");
+    assert!(text.contains("tessera_scheduler_gpus 4\n"), "{text}");
+    assert!(text.contains("# TYPE pod_and_gpu_map_info gauge\n"), "{text}");
     assert!(
         text.contains(
             r#"pod_and_gpu_map_info{gpu_id="GPU-b-0",gpu_model="T4",namespace="team",node="b",pod_name="late"} 1"#
