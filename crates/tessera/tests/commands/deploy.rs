@@ -209,7 +209,7 @@ fn admission_policies_know_the_keys_of_grants() {
         .map(|(_, object)| object.to_string())
         .filter(|text| text.contains("predicate-"))
         .collect();
-    assert_eq!(policies.len(), 2);
+    assert_eq!(policies.len(), 3);
     for key in [
         "tessera[.]dev/grant",
         "ALIYUN_COM_GPU_.*",

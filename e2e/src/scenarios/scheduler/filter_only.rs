@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fs, net::SocketAddr};
 
 use anyhow::{Result, ensure};
+use axum::http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
@@ -50,10 +51,29 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     }
     harness.note(&format!("{GPUS} pods have a GPU each, {waiting:?} wait"));
 
+    the_scheduler_writes_grants_only(&site, &waiting[0]).await?;
+
     let first = bound.iter().filter_map(|pod| pod.metadata.name.as_deref()).next().unwrap_or_default();
     site.cluster.pods().delete(first, &DeleteParams::default().grace_period(0)).await?;
     wait_for_bound(&site, GPUS).await?;
     harness.note(&format!("after {first} was deleted, a waiting pod got its GPU"));
+    Ok(())
+}
+
+/// The right to annotate pods is no right to change them otherwise.
+async fn the_scheduler_writes_grants_only(site: &Site, pod: &str) -> Result<()> {
+    let client = tessera_cluster::connect(Some(&site.cluster.kubeconfig(USER, "e2e")?)).await?;
+    for (patch, text) in [
+        (json!({ "metadata": { "labels": { "a": "b" } } }), "may not change metadata.labels of pods"),
+        (json!({ "metadata": { "annotations": { "a": "b" } } }), "may not change the annotation a of pods"),
+        (json!({ "spec": { "activeDeadlineSeconds": 1 } }), "may not change the field spec of pods"),
+    ] {
+        let request = Request::patch(format!("/api/v1/namespaces/default/pods/{pod}"))
+            .header("content-type", "application/merge-patch+json")
+            .body(patch.to_string().into_bytes())?;
+        site.cluster.wait_for_refusal(&client, request, text).await?;
+    }
+    site.harness.note("the scheduler may write nothing but grants to pods");
     Ok(())
 }
 
