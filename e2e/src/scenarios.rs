@@ -149,6 +149,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "scheduler-filter-only",
+        "gpu-admission's configuration: kube-scheduler calls filter alone; nine pods of 60 % take seven GPUs, two wait",
+        Enclosed(scheduler::filter_only),
+        Always
+    ),
+    scenario!(
         "inspect",
         "kubectl inspect gpu and gpushare with a real kubectl: the same reasons as the event, and a refusal without rights",
         Enclosed(scheduler::inspect),

@@ -8,6 +8,7 @@ mod action;
 mod admission;
 mod allocate;
 mod answers;
+mod bad_annotations;
 mod calls;
 mod devices;
 mod diagnostics;
@@ -61,10 +62,10 @@ pub use self::{
     warning::Warning,
 };
 use self::{
-    admission::Admissions, calls::PendingCalls, diagnostics::Diagnostics, grants::GrantDirectories,
-    holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView, ledger_cache::LedgerCache,
-    overruns::AccountOverruns, pods::Pods, publications::NodePublication, reconcile::PodPatches,
-    usage_check::UsageCheck,
+    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, diagnostics::Diagnostics,
+    grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView,
+    ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods, publications::NodePublication,
+    reconcile::PodPatches, usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.
@@ -92,6 +93,7 @@ pub struct Agent {
     diagnostics: Diagnostics,
     usage: UsageCheck,
     overruns: AccountOverruns,
+    bad_annotations: BadAnnotations,
     /// Number of changes of pods and GPUs.
     revision: u64,
     /// Reports that came up while a call was answered. They follow the answer.
@@ -116,6 +118,7 @@ impl Agent {
             diagnostics: Diagnostics::default(),
             usage: UsageCheck::default(),
             overruns: AccountOverruns::default(),
+            bad_annotations: BadAnnotations::default(),
             revision: 0,
             notices: Vec::new(),
         }

@@ -1,5 +1,7 @@
 //! The command lines of both plugins.
 
+use std::ffi::OsString;
+
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::options::{NodeSelection, SourceOptions};
@@ -226,6 +228,19 @@ pub(crate) struct Top {
     pub(crate) no_headers: bool,
 }
 
+/// Rewrites the words of a command line that the original tools accept and clap does not: flags of Go have one
+/// dash or two, and may have a value. `--json` is short for `--output=json`.
+pub(crate) fn normalize(words: Vec<OsString>) -> Vec<OsString> {
+    let rewrite = |(place, word): (usize, OsString)| match word.to_str().filter(|_| place > 0) {
+        Some("--json") => Some("--output=json".into()),
+        Some("-help") => Some("--help".into()),
+        Some("--d" | "-d=true" | "--d=true") => Some("-d".into()),
+        Some("-d=false" | "--d=false") => None,
+        _ => Some(word),
+    };
+    words.into_iter().enumerate().filter_map(rewrite).collect()
+}
+
 /// Parsed command line of either plugin.
 #[derive(Debug)]
 pub(crate) struct Arguments {
@@ -270,6 +285,29 @@ impl From<Share> for Arguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_in_the_form_of_the_original_tools_are_accepted() {
+        let normalized = |line: &str| {
+            let words = normalize(line.split(' ').map(OsString::from).collect());
+            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(normalized("inspect -d node-1"), "inspect -d node-1");
+        assert_eq!(normalized("inspect --d -d=true --d=true"), "inspect -d -d -d");
+        assert_eq!(normalized("inspect -d=false node-1"), "inspect node-1");
+        assert_eq!(normalized("inspect -help"), "inspect --help");
+        assert_eq!(normalized("inspect --json"), "inspect --output=json");
+        for line in ["inspect -h", "inspect -help", "inspect --help"] {
+            let words = normalize(line.split(' ').map(OsString::from).collect());
+            let help = Share::try_parse_from(words).unwrap_err();
+            assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp, "{line}");
+            let text = help.to_string();
+            assert!(
+                text.contains("Usage: kubectl inspect gpushare") && text.contains("-d, --details"),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn both_command_lines_are_valid() {

@@ -50,7 +50,7 @@ pub fn main(default: Plugin) -> ExitCode {
         print(&runtime.block_on(complete::print_candidates(plugin, &words)));
         return ExitCode::SUCCESS;
     }
-    words.iter_mut().skip(1).filter(|word| *word == "--json").for_each(|word| *word = "--output=json".into());
+    let words = args::normalize(words);
     let arguments = match plugin {
         Plugin::Gpu => args::Gpu::try_parse_from(words).and_then(args::Gpu::checked).map(Arguments::from),
         Plugin::Share => args::Share::try_parse_from(words).map(Arguments::from),

@@ -20,6 +20,8 @@ pub(crate) struct NodeRow {
     pub(crate) address: Option<String>,
     pub(crate) unit: MemoryUnit,
     pub(crate) gpus: Vec<GpuCell>,
+    /// Memory of a node with an unknown number of GPUs.
+    pub(crate) unlisted: MiB,
     /// Pods sorted by their lowest GPU and by name. Pods whose GPU is unknown come last.
     pub(crate) pods: Vec<PodRow>,
     /// Node status in kubectl's form, for the wide table.
@@ -42,7 +44,7 @@ pub(crate) struct PodRow {
     pub(crate) name: String,
     /// Held memory, by GPU index.
     pub(crate) held: Vec<MiB>,
-    /// Requested memory of a pod whose GPU is unknown.
+    /// Memory of a pod whose GPU is unknown, or has no column.
     pub(crate) pending: MiB,
 }
 
@@ -70,6 +72,10 @@ impl ShareTable {
                 }
                 held
             };
+            let beyond = |grant: &PodGrant| {
+                let without_column = |(GpuIndex(index), _): &(GpuIndex, _)| usize::from(*index) >= gpus.len();
+                grant.footprint().filter(without_column).map(|(_, usage)| usage.memory).sum()
+            };
             let mut pods: Vec<PodRow> = survey
                 .holders(name)
                 .into_iter()
@@ -77,7 +83,7 @@ impl ShareTable {
                     namespace: pod.namespace.clone(),
                     name: pod.name.clone(),
                     held: held(grant),
-                    pending: MiB::ZERO,
+                    pending: beyond(grant),
                 })
                 .collect();
             pods.sort_by_key(|pod| pod.held.iter().position(|held| *held > MiB::ZERO));
@@ -94,6 +100,7 @@ impl ShareTable {
                 name: name.to_string(),
                 address: facts.address.clone(),
                 unit: facts.unit,
+                unlisted: if cells.is_empty() { facts.shared_memory } else { MiB::ZERO },
                 gpus: cells,
                 pods,
                 status: facts.status(),

@@ -49,6 +49,8 @@ pub struct NodeFacts {
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
     pub dialects: DialectSet,
+    /// Amount of `aliyun.com/gpu-mem` that the node offers.
+    pub shared_memory: MiB,
     /// Internal address of the node.
     pub address: Option<String>,
     /// URL of the node's agent, if the node has an address.
@@ -94,6 +96,7 @@ impl Survey {
             match parsed_node::parse(&node, survey.rules.unit) {
                 Ok(spec) => {
                     (facts.unit, facts.dialects) = (spec.unit, spec.dialects);
+                    facts.shared_memory = spec.shared_memory;
                     let node = match unhealthy.get(&name) {
                         Some(gpus) => spec.node.with_unhealthy(*gpus),
                         None => Arc::unwrap_or_clone(spec.node),
@@ -150,10 +153,11 @@ impl Survey {
         })
     }
 
-    /// Returns the nodes that share GPU memory, sorted by name.
+    /// Returns the nodes that share GPU memory, sorted by name, including nodes with an unknown number of GPUs.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         let shares = DialectSet::default().with(Dialect::Gpushare);
-        self.with_gpus().filter(move |(facts, _)| facts.dialects.covers(shares))
+        let sharing = self.nodes.iter().filter(move |(_, facts)| facts.dialects.covers(shares));
+        sharing.filter_map(|(name, facts)| Some((facts, self.view.ledger().node(name)?)))
     }
 
     /// Returns the state of a node.
@@ -239,6 +243,7 @@ impl NodeFacts {
             problem: None,
             unit: rules.unit,
             dialects: DialectSet::default(),
+            shared_memory: MiB::ZERO,
             agent,
             address,
             quota_labels: QuotaLabels {

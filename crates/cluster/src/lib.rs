@@ -28,5 +28,5 @@ pub use self::{
     events::{EventError, PodNotice},
     lean::{LeanBudget, LeanNode, LeanPod},
     list::{ApiError, Selection},
-    pods::{GetError, get_pod},
+    pods::{AnnotateError, GetError, annotate_pod, get_pod},
 };

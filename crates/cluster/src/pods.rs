@@ -1,6 +1,10 @@
-//! Reads one pod by name.
+//! Reads and annotates one pod by name.
 
+use std::collections::BTreeMap;
+
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use serde_json::json;
 use tessera_wire::foreign::objects::Pod;
 
 use crate::LeanPod;
@@ -24,4 +28,30 @@ pub async fn get_pod(client: &Client, namespace: &str, name: &str) -> Result<Opt
         source: Box::new(source),
     })?;
     Ok(found.map(Pod::from))
+}
+
+/// The annotations of a pod were not written, or it is unknown whether they were.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot annotate pod {namespace}/{name}")]
+pub struct AnnotateError {
+    namespace: String,
+    name: String,
+    #[source]
+    source: Box<kube::Error>,
+}
+
+/// Sets annotations of the pod with this namespace, name and UID. Another pod of that name is not changed.
+pub async fn annotate_pod(
+    client: &Client,
+    (namespace, name, uid): (&str, &str, &str),
+    annotations: &BTreeMap<String, String>,
+) -> Result<(), AnnotateError> {
+    let api: Api<LeanPod> = Api::namespaced(client.clone(), namespace);
+    let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+    let written = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    written.map(drop).map_err(|source| AnnotateError {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    })
 }

@@ -316,6 +316,7 @@ impl RejectReason {
                 PlacementError::NoShare { .. } => "no-share",
                 PlacementError::NoMemory(_) => "no-gpu-memory",
                 PlacementError::Required => "required",
+                PlacementError::Unlisted(_) => "static-table",
             },
         }
     }

@@ -94,7 +94,7 @@ pub fn place(
 /// # Ok::<(), tessera_core::node::BadNode>(())
 /// ```
 pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), PlacementError> {
-    match only_request(pod) {
+    match only_request(pod).filter(|_| !policy.has_strict_table()) {
         Some(request) => simple_query(node, pod, request).map(|_| ()),
         None => place(node, pod, policy, GpuSet::EMPTY).map(|_| ()),
     }

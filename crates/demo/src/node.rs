@@ -141,6 +141,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
                 by_cdi: false,
             }),
             without_library: WithoutLibrary::Refuse,
+            serve_shares: true,
             allow_opt_out: false,
             allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use tessera_wire::foreign::pod_gpu_map::{PodGpuMap, PodOnGpu};
 use tessera_wire::metrics::{
     Format, Histogram, Labels,
     MetricKind::{self, Counter, Gauge},
@@ -17,9 +18,6 @@ use tessera_wire::metrics::{
 };
 
 use crate::state::State;
-
-/// Media type of the page.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Upper bounds of the latency buckets in seconds, from half a millisecond to two seconds. The
 /// budgets are 1 ms for bind and 5 ms for filter.
@@ -59,7 +57,7 @@ struct StateTotals {
     rolled_back: u64,
     quota_used: BTreeMap<Labels, u64>,
     quota_limit: BTreeMap<Labels, u64>,
-    pods_on_gpus: BTreeSet<Labels>,
+    pods_on_gpus: PodGpuMap,
 }
 
 impl Metrics {
@@ -100,13 +98,11 @@ impl Metrics {
     /// Returns the page for Prometheus. The lock on the state is released before the page is
     /// written, because writing takes longer than counting.
     #[must_use]
-    pub fn text(&self, state: impl Deref<Target = State>) -> String {
+    pub fn text(&self, state: impl Deref<Target = State>, format: Format) -> String {
         let totals = StateTotals::of(&state);
         drop(state);
-        let mut page = MetricsPage::new(Format::OpenMetrics);
-        let mut pods =
-            page.family("pod_and_gpu_map_info", Gauge, "Provide a mapping relationship between pod and gpu.");
-        totals.pods_on_gpus.iter().for_each(|labels| pods.sample(labels, 1u64));
+        let mut page = MetricsPage::new(format);
+        totals.pods_on_gpus.write(&mut page);
         self.write_counters(&mut page);
         let none = Labels::default();
         let mut gauge = |name, help, value: u64| page.family(name, Gauge, help).sample(&none, value);
@@ -196,7 +192,7 @@ impl StateTotals {
             ..Self::default()
         };
         totals.count_quota(state);
-        totals.list_pods(state);
+        totals.pods_on_gpus = pods_on_gpus(state);
         totals
     }
 
@@ -221,23 +217,36 @@ impl StateTotals {
             }
         }
     }
+}
 
-    fn list_pods(&mut self, state: &State) {
-        for (uid, pod) in state.gpu_pods() {
-            let Some(grant) = state.ledger().grant(uid) else { continue };
-            let Some(node) = state.ledger().node(&grant.node) else { continue };
-            for (index, _) in grant.containers.iter().flat_map(|container| &container.holds) {
-                let Some(gpu) = node.node().gpu(*index) else { continue };
-                self.pods_on_gpus.insert(Labels::new(&[
-                    ("gpu_id", &index.to_string()),
-                    ("gpu_model", &gpu.model.to_string()),
-                    ("namespace", &pod.namespace),
-                    ("node", &grant.node.to_string()),
-                    ("pod_name", &pod.name),
-                ]));
-            }
+/// Returns the page `/metrics/nodes`: pods with their GPUs, in one family for each node.
+#[must_use]
+pub fn text_by_node(state: impl Deref<Target = State>, format: Format) -> String {
+    let pods_on_gpus = pods_on_gpus(&state);
+    drop(state);
+    let mut page = MetricsPage::new(format);
+    pods_on_gpus.write_by_node(&mut page);
+    page.finish()
+}
+
+/// Returns the pods of the cluster with the GPUs they hold.
+fn pods_on_gpus(state: &State) -> PodGpuMap {
+    let mut pairs = PodGpuMap::default();
+    for (uid, pod) in state.gpu_pods() {
+        let Some(grant) = state.ledger().grant(uid) else { continue };
+        let Some(node) = state.ledger().node(&grant.node) else { continue };
+        for (index, _) in grant.containers.iter().flat_map(|container| &container.holds) {
+            let Some(gpu) = node.node().gpu(*index) else { continue };
+            pairs.insert(PodOnGpu {
+                gpu_uuid: &gpu.uuid.0,
+                gpu_model: &gpu.model.0,
+                namespace: &pod.namespace,
+                node: &grant.node.0,
+                pod: &pod.name,
+            });
         }
     }
+    pairs
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,6 +6,7 @@ mod bind;
 mod calls;
 mod extender;
 mod listeners;
+mod reserve;
 mod retry_wait;
 mod views;
 
@@ -16,7 +17,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use tessera_serve::browser::{ForeignRequest, check_call, check_page};
 
 pub use self::app::{App, Leadership, RequestAborted};
@@ -50,7 +51,7 @@ pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
     for prefix in PREFIXES {
         router = router
             .route(&format!("{prefix}/filter"), post(extender::filter))
-            .route(&format!("{prefix}/predicates"), post(extender::filter))
+            .route(&format!("{prefix}/predicates"), predicates(prefix))
             .route(&format!("{prefix}/prioritize"), post(extender::prioritize))
             .route(&format!("{prefix}/priorities"), post(extender::prioritize))
             .route(&format!("{prefix}/sort"), post(extender::prioritize))
@@ -67,6 +68,12 @@ pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
         ))
         .layer(middleware::from_fn(refuse_browsers))
         .with_state(app)
+}
+
+/// Returns the handler of the filter verb under its older name. Below gpu-admission's own path the verb chooses and
+/// books the GPUs, because kube-scheduler is configured with this verb alone there.
+fn predicates(prefix: &str) -> MethodRouter<Arc<App>> {
+    if prefix == "/scheduler" { post(extender::filter_and_reserve) } else { post(extender::filter) }
 }
 
 /// Creates the router of the pages and of the API for reading. They are served under IP addresses, `localhost` and
@@ -96,6 +103,7 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
         ))
         .route("/version", get(views::version))
         .route("/metrics", get(views::metrics))
+        .route("/metrics/nodes", get(views::metrics_by_node))
         .merge(dashboard::routes(&app, body_limit))
         .layer(middleware::from_fn(check))
         .with_state(app)

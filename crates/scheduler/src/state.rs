@@ -30,7 +30,7 @@ use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::disruption::Budget;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::foreign::quota;
-use tessera_wire::tessera::rules::Rules;
+use tessera_wire::tessera::{rules::Rules, static_table};
 
 pub use self::access::StateAccess;
 use self::booking::Bookings;
@@ -57,6 +57,8 @@ pub struct SchedulerSettings {
     pub quota: Option<quota::QuotaSettings>,
     /// The kube-schedulers whose pods are bound.
     pub served: ServedSchedulers,
+    /// True if policy `static` chooses only sets of its table.
+    pub static_strict: bool,
 }
 
 /// Names of kube-schedulers. A pod names its own in `schedulerName`.
@@ -145,6 +147,7 @@ impl State {
     /// Creates an empty state.
     #[must_use]
     pub fn new(settings: SchedulerSettings) -> Self {
+        let table = StaticTable { strict: settings.static_strict, ..static_table::shipped() };
         Self {
             id: StateId::default(),
             settings,
@@ -161,7 +164,7 @@ impl State {
             quota: Quota::default(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
-            table: Arc::default(),
+            table: Arc::new(table),
             listings: 0,
             is_listing_pods: false,
             unlisted_pods: HashSet::new(),
@@ -179,7 +182,9 @@ impl State {
             StateEvent::Budget(change) => self.handle_budget(change),
             StateEvent::Unhealthy(change) => self.handle_unhealthy(change),
             StateEvent::Quota(quota) => self.quota = quota,
-            StateEvent::Table(table) => self.table = Arc::new(table),
+            StateEvent::Table(table) => {
+                self.table = Arc::new(StaticTable { strict: self.settings.static_strict, ..table });
+            }
         }
     }
 

@@ -4,7 +4,6 @@ mod arguments;
 mod health_checks;
 mod injection;
 mod instance_type;
-pub(crate) mod old_flags;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
 use self::arguments::{EscapeAction, Registration};
-use crate::{host, values};
+use crate::{host, old_flags, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     arguments.log.start()?;
@@ -38,9 +37,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 }
 
 async fn serve(arguments: Arguments) -> Result<()> {
-    for name in &arguments.no_effect {
-        tracing::info!(flag = name, reason = old_flags::why(name), "this flag has no effect");
-    }
+    old_flags::log_without_effect(&arguments.no_effect);
     for word in &arguments.disable_health_checks.unknown {
         tracing::warn!(
             word,
@@ -136,6 +133,7 @@ fn isolation(arguments: &Arguments, grants: &Path, by_cdi: bool) -> Isolation {
     Isolation {
         library: installed,
         without_library,
+        serve_shares: arguments.share_mode,
         allow_opt_out: arguments.allow_opt_out,
         allow_ceiling_changes: arguments.allow_ceiling_changes,
         meaning: arguments.share_means.into(),

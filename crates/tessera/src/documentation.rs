@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Command, CommandFactory as _};
 
-use crate::{Arguments, agent::old_flags};
+use crate::{Arguments, old_flags};
 
 /// Flags of other programs in the documentation: cargo, kubectl, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
@@ -22,6 +22,7 @@ const OF_OTHERS: &[&str] = &[
     "name",
     "output",
     "path",
+    "policy-config-file",
     "profile",
     "release",
     "require-hashes",
@@ -31,6 +32,7 @@ const OF_OTHERS: &[&str] = &[
     "serviceaccount",
     "target",
     "test",
+    "use-legacy-policy-config",
     "verb",
     "workspace",
 ];

@@ -11,12 +11,14 @@ mod inventory;
 mod log;
 mod metrics;
 mod mount_grants;
+mod old_flags;
 mod place;
 mod scheduler;
 mod simulate;
 mod topology;
 mod values;
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -57,7 +59,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse_from(agent::old_flags::translate(std::env::args_os())).command {
+    let outcome = match Arguments::parse_from(command_line()).command {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
@@ -72,6 +74,11 @@ fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         ExitCode::from(2)
     })
+}
+
+/// Returns the words of the command line, with the flags of the programs that Tessera replaces translated.
+fn command_line() -> Vec<OsString> {
+    old_flags::translate(std::env::args_os(), |name| std::env::var(name).ok())
 }
 
 /// Reads a text file. The error names the file.

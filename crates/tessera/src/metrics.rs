@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
-use tessera_agent::exporter::families::{self, MetricsOptions, Vocabulary};
+use tessera_agent::exporter::families::{self, MetricsOptions, PodMemoryLabels, Vocabulary};
 use tessera_agent::shell::{Sampling, Standalone, StandaloneError};
 use tessera_core::units::NodeName;
 use tessera_node::gpus::GpuSource;
@@ -70,8 +70,8 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value = "256", value_name = "COUNT")]
     most_processes: usize,
 
-    /// Labels of pod_used_gpu_mem_MB: those of its last version, or of its first
-    #[arg(long, value_name = "VERSION", value_enum, default_value = "new")]
+    /// Labels of pod_used_gpu_mem_MB: those of its first version, of its last one, or both
+    #[arg(long, value_name = "VERSION", value_enum, default_value = "both")]
     pod_memory_labels: LabelSet,
 
     /// Label with the node's name in DCGM's metrics
@@ -81,8 +81,9 @@ pub(crate) struct SamplingArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LabelSet {
-    New,
+    Both,
     Old,
+    New,
 }
 
 impl SamplingArguments {
@@ -99,7 +100,11 @@ impl SamplingArguments {
                 vocabularies: self.metrics.iter().copied().collect(),
                 processes: self.process_series,
                 max_processes: self.most_processes,
-                old_pod_memory_labels: self.pod_memory_labels == LabelSet::Old,
+                pod_memory_labels: match self.pod_memory_labels {
+                    LabelSet::Both => PodMemoryLabels::Both,
+                    LabelSet::Old => PodMemoryLabels::Old,
+                    LabelSet::New => PodMemoryLabels::New,
+                },
                 hostname_label: self.hostname_label.clone(),
                 ..MetricsOptions::default()
             },

@@ -14,6 +14,7 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::node::NodeState;
+use tessera_core::placement::static_table::StaticTable;
 use tessera_core::placement::{Policy, place};
 use tessera_core::request::{ContainerRole, LinkSensitivity, PodRequest};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
@@ -63,11 +64,15 @@ pub(crate) struct Arguments {
     policy: Policy,
 
     /// GPU sets by instance type, for policy static
-    #[arg(long, value_name = "FILE", required_if_eq("policy", "static"))]
+    #[arg(long, value_name = "FILE")]
     static_table: Option<PathBuf>,
 
+    /// With policy static, choose only sets of the table
+    #[arg(long)]
+    static_strict: bool,
+
     /// Instance type of the node in the static table; needed only if the table lists several
-    #[arg(long, value_name = "TYPE", requires = "static_table")]
+    #[arg(long, value_name = "TYPE")]
     instance_type: Option<String>,
 
     /// GPUs that must be among the chosen ones, such as 4,5
@@ -111,14 +116,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 impl Arguments {
     fn policy(&self) -> Result<Policy> {
-        match (&self.policy, &self.static_table) {
-            (Policy::Static(_), Some(file)) => {
+        let Policy::Static(_) = &self.policy else { return Ok(self.policy.clone()) };
+        let table = match &self.static_table {
+            Some(file) => {
                 let table = crate::read_file(file)?;
-                let table = static_table::parse(&table).with_context(|| file.display().to_string())?;
-                Ok(Policy::Static(Arc::new(table)))
+                static_table::parse(&table).with_context(|| file.display().to_string())?
             }
-            (policy, _) => Ok(policy.clone()),
-        }
+            None => static_table::shipped(),
+        };
+        Ok(Policy::Static(Arc::new(StaticTable { strict: self.static_strict, ..table })))
     }
 
     fn node(&self) -> Result<NodeState> {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
@@ -20,8 +20,8 @@ use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::{foreign::quota, tessera::rules};
 
 use self::listen::ListenArguments;
-use crate::host;
 use crate::log::LogArguments;
+use crate::{host, old_flags};
 
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
@@ -30,7 +30,8 @@ use crate::log::LogArguments;
   tessera scheduler --insecure-listen 127.0.0.1:12345    # for tests on one host
   tessera scheduler --insecure-listen :39999             # the port of a replaced extender
 
-kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.")]
+kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.
+Flags of gpu-admission and of the extenders of gputopology and gpushare are accepted too: docs/scheduler.md.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     listen: ListenArguments,
@@ -43,14 +44,23 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "tessera")]
     policy: Policy,
 
-    /// GPU sets of policy static, by instance type; read again when the file changes
+    /// GPU sets of policy static, by instance type; read again when the file changes [default: tables of
+    /// DGX-1, DGX-2 and HGX]
     #[arg(long, value_name = "FILE")]
     static_table: Option<PathBuf>,
+
+    /// Let pods of policy static wait for a set of the table, instead of taking other idle GPUs
+    #[arg(long)]
+    static_strict: bool,
 
     /// Enables quotas: a JSON file with the ConfigMap and the node labels, in the format of
     /// gpu-admission
     #[arg(long, value_name = "FILE")]
     quota_config: Option<PathBuf>,
+
+    /// A file of --static-table or --quota-config, known by its content; a flag of the original extenders
+    #[arg(long, value_name = "FILE", hide = true)]
+    config: Option<PathBuf>,
 
     /// Unit of aliyun.com/gpu-mem on nodes that do not publish one
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
@@ -84,6 +94,10 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     log: LogArguments,
+
+    /// Old flags that were given and have no effect
+    #[arg(long, hide = true)]
+    no_effect: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -112,12 +126,15 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 }
 
 async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
+    old_flags::log_without_effect(&arguments.no_effect);
     let Arguments {
         listen,
         kubeconfig,
         policy,
-        static_table,
-        quota_config,
+        mut static_table,
+        static_strict,
+        mut quota_config,
+        config,
         memory_unit,
         pass_on,
         scheduler_name,
@@ -126,9 +143,12 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         lease_seconds,
         no_events,
         log: _,
+        no_effect: _,
     } = arguments;
-    if matches!(policy, Policy::Static(_)) && static_table.is_none() {
-        bail!("--policy static needs --static-table FILE");
+    if let Some(file) = config {
+        let is_quota = is_quota_config(&crate::read_file(&file)?);
+        let meant = if is_quota { &mut quota_config } else { &mut static_table };
+        meant.get_or_insert(file);
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
     listen.check()?;
@@ -138,6 +158,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         pass_on: pass_on.into(),
         quota,
         served: ServedSchedulers(scheduler_name),
+        static_strict,
     };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
@@ -160,9 +181,30 @@ fn read_quota_settings(file: &std::path::Path) -> Result<quota::QuotaSettings> {
     quota::parse_settings(&crate::read_file(file)?).with_context(|| file.display().to_string())
 }
 
+/// Returns whether a file of `--config` is gpu-admission's, which has texts at the first level. A table of
+/// GPU sets has only objects there.
+fn is_quota_config(text: &str) -> bool {
+    let object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text);
+    object.is_ok_and(|object| object.values().any(|value| value.is_string()))
+}
+
 /// Returns an identity that is different for every process: a replica that restarts under its name
 /// must not count as the former leader.
 fn identity() -> String {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}_{}_{:x}", host::name(), std::process::id(), since_1970.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_the_files_of_the_original_extenders_apart() {
+        let quota = r#"{"QuotaConfigMapName": "gpuquota", "QuotaConfigMapNamespace": "kube-system"}"#;
+        assert!(is_quota_config(quota));
+        for table in [r#"{"ecs.sccgn6.24xlarge": {"1": [[0], [1]], "2": [[0, 2]]}}"#, "{}", "", "not JSON"] {
+            assert!(!is_quota_config(table), "{table}");
+        }
+    }
 }

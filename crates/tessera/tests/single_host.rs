@@ -33,14 +33,36 @@ fn best_effort(files: &[&str], free: &[u8], required: Option<&str>, count: usize
 #[test]
 fn best_effort_chooses_like_go_gpuallocator() {
     const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-    for files in [&["dgx1.txt"][..], &["dgx1.txt", "pcie8.txt"]] {
-        assert_eq!(best_effort(files, &[0, 2, 4, 5], None, 2), json!([4, 5]));
+    // Only the PCIe levels tell the pairs 0,2 and 4,5 apart, and the first file hides them.
+    for (files, by_switch) in [(&["dgx1.txt"][..], [0, 2]), (&["dgx1.txt", "pcie8.txt"], [4, 5])] {
+        assert_eq!(best_effort(files, &[0, 2, 4, 5], None, 2), json!(by_switch));
         assert_eq!(best_effort(files, &[0, 4, 5, 6], None, 2), json!([5, 6]));
         assert_eq!(best_effort(files, &[0, 1, 3], None, 2), json!([0, 3]));
         assert_eq!(best_effort(files, &[0, 1, 4], None, 2), json!([0, 4]));
         assert_eq!(best_effort(files, &ALL, Some("4"), 2), json!([4, 7]));
         assert_eq!(best_effort(files, &ALL, Some("4"), 4), json!([4, 5, 6, 7]));
     }
+}
+
+#[test]
+fn a_strict_static_table_gives_listed_sets_only() {
+    let place = |used: &str, more: &[&str]| {
+        let common =
+            ["place", "--policy", "static", "--instance-type", "dgx-1-volta", "--topology", "dgx1.txt"];
+        let request = ["--request", "gputopology:2", "--used", used, "--json"];
+        tessera(&[&common[..], &request, more].concat())
+    };
+    let chosen = |output: &Output| json_of(output)["containers"][0]["gpus"].clone();
+    for more in [&[][..], &["--static-strict"]] {
+        assert_eq!(chosen(&place("7=whole", more)), json!([0, 3]));
+        assert_eq!(chosen(&place("0=whole,1=whole,7=whole", more)), json!([5, 6]));
+    }
+    let used = "0=whole,1=whole,4=whole,5=whole";
+    assert_eq!(chosen(&place(used, &[])), json!([2, 3]));
+    let refused = place(used, &["--static-strict"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8(refused.stdout).unwrap();
+    assert!(text.contains("no free set of 2 GPUs in the static table"), "{text}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod gpu_tree;
 pub mod inspect;
 pub mod link;
 pub mod objects;
+pub mod pod_gpu_map;
 pub mod pod_spec;
 pub mod quantity;
 pub mod quota;

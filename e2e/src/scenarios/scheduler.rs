@@ -4,6 +4,7 @@ mod admission;
 mod audit;
 mod certificates;
 mod dialects;
+mod filter_only;
 mod front;
 mod gate;
 mod inspect;
@@ -30,8 +31,8 @@ use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
-    dialects::run as dialects, inspect::run as inspect, kills::run as kills, random::run as random,
-    replay::run as replay, throughput::run as throughput, together::run as together,
+    dialects::run as dialects, filter_only::run as filter_only, inspect::run as inspect, kills::run as kills,
+    random::run as random, replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

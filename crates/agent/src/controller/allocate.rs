@@ -15,6 +15,7 @@ use tessera_core::{
 use tessera_node::device_plugin::{Allocation, PreferenceRequest};
 use tessera_wire::{
     foreign::{
+        dialect::vcuda,
         objects::{Container, Pod},
         pod_spec::Claim,
     },
@@ -238,6 +239,9 @@ impl Allocator<'_> {
     fn enforcement(&self, uid: &PodUid, request: &ContainerRequest) -> Result<Enforcement, CallError> {
         let pod = self.pod(uid)?;
         let hold = Hold::of(request.claim.request);
+        if hold != Hold::Whole {
+            vcuda::ceiling(&pod.metadata.annotations)?;
+        }
         let isolation = &self.settings.isolation;
         isolation
             .enforcement(hold, &pod.metadata.annotations, self.node_labels)

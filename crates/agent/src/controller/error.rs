@@ -5,7 +5,10 @@ use tessera_core::{
     placement::PlacementError,
     units::{Count, GpuIndex, NodeName, PodUid},
 };
-use tessera_wire::{foreign::pod_spec::BadPod, kubelet::device_id::Resource};
+use tessera_wire::{
+    foreign::{dialect::vcuda::BadCeiling, pod_spec::BadPod},
+    kubelet::device_id::Resource,
+};
 
 /// A failed operation of the shell.
 ///
@@ -56,13 +59,19 @@ pub enum LibraryError {
     },
 }
 
-/// A share of a GPU cannot be enforced on this node.
+/// Why a share of a GPU is not served on this node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this node cannot hold a container to its share of a GPU: {0}; \
-     ask for whole GPUs, or have its administrator install the library"
-)]
-pub struct NotEnforceable(pub LibraryError);
+pub enum NotEnforceable {
+    /// Nothing could enforce the share.
+    #[error(
+        "this node cannot hold a container to its share of a GPU: {0}; \
+         ask for whole GPUs, or have its administrator install the library"
+    )]
+    NoLibrary(LibraryError),
+    /// The agent runs with `--share-mode=false`.
+    #[error("share mode is not enabled on this node (--share-mode=false); ask for whole GPUs")]
+    SharesOff,
+}
 
 /// Why a call of the kubelet is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +85,9 @@ pub enum CallError {
     /// The pod's requests cannot be parsed.
     #[error(transparent)]
     BadPod(#[from] BadPod),
+    /// The ceiling of the pod's shares cannot be parsed.
+    #[error(transparent)]
+    BadCeiling(#[from] BadCeiling),
     /// The container requests no GPU.
     #[error("container {0} asks for no GPU")]
     NoGpuRequested(String),

@@ -212,6 +212,7 @@ impl Agent {
         let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
         self.grants.reconcile(now, holdings, &self.settings.isolation, only, actions);
         for (uid, pod) in self.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
+            self.bad_annotations.report(uid, pod, &self.pods, actions);
             let missing = missing_annotations(now, holdings, &self.grants, uid, pod);
             self.patches.reconcile(now, uid, pod, missing, actions);
         }
@@ -221,6 +222,7 @@ impl Agent {
             self.grants.remove_ended(&active, actions);
             self.patches.remove_ended(&active);
             self.overruns.remove_ended(&active);
+            self.bad_annotations.remove_ended(&active);
             self.admissions.retain(|uid| active.contains(uid));
         }
     }

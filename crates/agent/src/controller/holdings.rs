@@ -81,7 +81,8 @@ impl<'a> Holdings<'a> {
     /// Returns what each container of a pod holds. Containers without GPU requests are left out.
     pub(super) fn of_pod(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
         let Some(gpus) = self.gpus else { return Vec::new() };
-        let Some(PodGpus { claims, annotated }) = self.pods.parsed(uid).filter(|pod| !pod.claims.is_empty())
+        let Some(PodGpus { claims, annotated, .. }) =
+            self.pods.parsed(uid).filter(|pod| !pod.claims.is_empty())
         else {
             return Vec::new();
         };

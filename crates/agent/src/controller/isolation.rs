@@ -23,6 +23,8 @@ pub struct Isolation {
     pub library: Result<InstalledLibrary, LibraryError>,
     /// Treatment of shares while there is no library.
     pub without_library: WithoutLibrary,
+    /// Whether requests for shares are served. Otherwise the node serves whole GPUs only.
+    pub serve_shares: bool,
     /// Whether pods may ask not to be held to their share.
     pub allow_opt_out: bool,
     /// Whether a change of a running pod's ceiling counts. Otherwise the ceiling stays as it was when
@@ -115,7 +117,7 @@ impl Isolation {
     /// Returns how a container that holds `hold` of each of its GPUs is held to it.
     ///
     /// # Errors
-    /// Fails if the share must be enforced and the library is missing.
+    /// Fails if the node serves no shares, or the share must be enforced and the library is missing.
     pub(super) fn enforcement(
         &self,
         hold: Hold,
@@ -124,6 +126,9 @@ impl Isolation {
     ) -> Result<Enforcement, NotEnforceable> {
         if hold == Hold::Whole {
             return Ok(Enforcement::None(NotEnforced::WholeGpus));
+        }
+        if !self.serve_shares {
+            return Err(NotEnforceable::SharesOff);
         }
         if node_labels.is_some_and(disables_cgpu) {
             return Ok(Enforcement::None(NotEnforced::NodeLabel));
@@ -136,7 +141,7 @@ impl Isolation {
             (Err(reason), WithoutLibrary::Serve) => {
                 Ok(Enforcement::None(NotEnforced::NoLibrary(reason.clone())))
             }
-            (Err(reason), WithoutLibrary::Refuse) => Err(NotEnforceable(reason.clone())),
+            (Err(reason), WithoutLibrary::Refuse) => Err(NotEnforceable::NoLibrary(reason.clone())),
         }
     }
 }
@@ -191,6 +196,7 @@ mod tests {
         Isolation {
             library,
             without_library,
+            serve_shares: true,
             allow_opt_out,
             allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,

@@ -5,12 +5,9 @@ use tessera_core::{
     units::{GpuIndex, Percent, PodUid},
 };
 use tessera_limits::{Bytes, GpuLimit, UuidBytes, limits::ShareMeaning};
-use tessera_wire::foreign::objects::Pod;
+use tessera_wire::foreign::{dialect::vcuda, objects::Pod};
 
 use super::{CallError, holdings::Holding, inventory::NodeGpus};
-
-/// gpu-manager's annotation with the percentage up to which a share may grow while others are idle.
-const CEILING: &str = "tencent.com/vcuda-core-limit";
 
 /// What a container with shares of GPUs may use. Containers with whole GPUs have no limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,12 +52,12 @@ pub(super) fn container_limits(
     pod: &Pod,
     held: &Holding,
 ) -> Result<Option<ContainerLimits>, CallError> {
-    let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
+    // A new container with a bad ceiling is refused. One that already runs has no ceiling.
+    let ceiling = vcuda::ceiling(&pod.metadata.annotations).ok().flatten();
     let gpu_limit = |index: GpuIndex, compute_percent: Percent, memory: Bytes| {
         let gpu = gpus.and_then(|gpus| gpus.node.gpu(index));
         let uuid = gpu.and_then(|gpu| UuidBytes::parse(&gpu.uuid.0)).ok_or(CallError::NoUuid(index))?;
-        let most = ceiling
-            .map_or(compute_percent, |limit| Percent(limit.min(Percent::WHOLE.0)).max(compute_percent));
+        let most = ceiling.map_or(compute_percent, |limit| limit.max(compute_percent));
         // The agent does not know how much a context takes. The library estimates it.
         Ok(GpuLimit {
             uuid,

@@ -12,7 +12,7 @@ use tessera_wire::{
     tessera::grant,
 };
 
-use super::{ShellError, inventory::NodeGpus};
+use super::{ShellError, bad_annotations, inventory::NodeGpus};
 
 /// Pods of the node, and what their specifications and annotations say.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub(super) struct PodGpus {
     pub(super) claims: Vec<Claim>,
     /// GPUs that the pod's annotations grant to its containers.
     pub(super) annotated: Vec<ContainerGrant>,
+    /// Errors of the annotations of a pod that requests GPUs.
+    pub(super) bad_annotations: Vec<String>,
 }
 
 /// A read of the pods that has not been answered yet.
@@ -137,10 +139,14 @@ impl Pods {
         let (Some(gpus), Some(pod)) = (gpus, self.pods.get(uid)) else { return };
         let unit = gpus.ids.unit();
         let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &gpus.node, unit);
-        let parsed = PodGpus {
-            claims: pod.spec.claims(unit).unwrap_or_default(),
-            annotated: annotated.ok().flatten().unwrap_or_default(),
+        let claims = pod.spec.claims(unit).unwrap_or_default();
+        let bad_annotations = if claims.is_empty() {
+            Vec::new()
+        } else {
+            bad_annotations::errors(&pod.metadata.annotations, annotated.as_ref().err())
         };
+        let annotated = annotated.ok().flatten().unwrap_or_default();
+        let parsed = PodGpus { claims, annotated, bad_annotations };
         self.parsed.insert(uid.clone(), parsed);
     }
 

@@ -143,11 +143,13 @@ pub(super) fn missing_annotations(
         wanted = grant::annotations(&pod.spec, &actual, &gpus.node, unit, now.unix_nanos).ok()?;
     }
     if grants.has_started(uid) || pod.status.phase == "Running" {
-        wanted.extend(grant::assigned(&pod.spec, unit).ok()?);
+        wanted.extend(grant::assigned(&pod.spec, present, unit).ok()?);
     } else {
         // An annotation that says the GPU was assigned is never taken back.
         wanted.retain(|key, value| value != "false" || !present.contains_key(key));
     }
+    // A pod that bypassed the scheduler lacks the mark, and users tell it by that.
+    wanted.retain(|key, _| !grant::is_scheduler_mark(key) || present.contains_key(key));
     let (times, rest): (Annotations, Annotations) = wanted.into_iter().partition(|(key, _)| is_time(key));
     let mut missing: Annotations =
         rest.into_iter().filter(|(key, value)| present.get(key) != Some(value)).collect();

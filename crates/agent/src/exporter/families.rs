@@ -66,6 +66,19 @@ impl FromStr for Vocabulary {
     }
 }
 
+/// Labels of `pod_used_gpu_mem_MB`. Its project renamed them between its first version, which its
+/// documentation describes, and its last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodMemoryLabels {
+    /// All labels of both versions, so that queries for either one work.
+    #[default]
+    Both,
+    /// `gpu_uuid`, `pod_name`, `pod_namespace`.
+    Old,
+    /// `hostIP`, `UUID`, `gpu`, `pod`, `namespace`.
+    New,
+}
+
 /// Selects the families of `/metrics` and their form.
 #[derive(Clone, Debug)]
 pub struct MetricsOptions {
@@ -75,8 +88,8 @@ pub struct MetricsOptions {
     pub processes: bool,
     /// Largest number of processes with series of their own. The others are summed up.
     pub max_processes: usize,
-    /// True to write `pod_used_gpu_mem_MB` with the labels of its first version.
-    pub old_pod_memory_labels: bool,
+    /// Labels of `pod_used_gpu_mem_MB`.
+    pub pod_memory_labels: PodMemoryLabels,
     /// Label with the node's name in DCGM's families: `Hostname`, or `hostname` as in its latest versions.
     pub hostname_label: String,
     /// Version reported in `tessera_agent_build_info`.
@@ -90,7 +103,7 @@ impl Default for MetricsOptions {
             vocabularies: [Native, Map, PodMemory, GpuManager].into(),
             processes: false,
             max_processes: 256,
-            old_pod_memory_labels: false,
+            pod_memory_labels: PodMemoryLabels::default(),
             hostname_label: "Hostname".to_owned(),
             version: env!("CARGO_PKG_VERSION"),
         }

@@ -75,7 +75,7 @@ async fn serves_pages_in_the_accepted_format() {
         assert!(page(address, path).await.is_some(), "{path} is listed and is not there");
     }
     let nodes = page(address, "/metrics/nodes").await.unwrap();
-    assert!(nodes.contains("node_1_info{gpu_id=\"3\""), "{nodes}");
+    assert!(nodes.contains("node_1_info{gpu_id=\"GPU-00000003-"), "{nodes}");
     let metric = page(address, "/metric").await.unwrap();
     assert!(metric.contains("container_request_gpu_utilization{container_name=\"main\""), "{metric}");
     assert!(!metric.contains("tessera_"), "{metric}");

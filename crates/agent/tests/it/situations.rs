@@ -94,10 +94,13 @@ impl NodeUnderTest for Embedded {
             Err(refused) => return Ok(PodOutcome::Refused(refused.to_string())),
         };
         let spec = pod(asking).spec;
-        let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
         let annotations = || self.world.api.pod(&uid(asking)).metadata.annotations;
-        let is_annotated =
-            |_: &Api| assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
+        let is_annotated = |_: &Api| {
+            let annotations = annotations();
+            let assigned = grant::assigned(&spec, &annotations, MemoryUnit::GiB).unwrap();
+            let is_assigned = assigned.iter().all(|(key, value)| annotations.get(key) == Some(value));
+            annotations.contains_key(grant::KEY) && is_assigned
+        };
         self.world.api.until("the annotations of the pod", is_annotated).await;
         let grants = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
         let seen = |asked: &situations::SituationContainer| {

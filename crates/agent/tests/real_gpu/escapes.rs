@@ -68,6 +68,7 @@ async fn run(gpus: Arc<dyn Gpus>, probe: &dyn Gpus, escapes: bool, on_escape: On
         Some(Isolation {
             library: install_library(&part("LIBRARY"), grants, None),
             without_library: WithoutLibrary::Refuse,
+            serve_shares: true,
             allow_opt_out: false,
             allow_ceiling_changes: false,
             meaning: ShareMeaning::Time,

@@ -12,7 +12,7 @@ use stage::{Stage, crowded, share, uuid};
 use tessera_agent::controller::Escape;
 use tessera_agent::exporter::{
     ContainerKey, ShareReport, ShareReports,
-    families::{self, MetricsOptions, VOCABULARIES},
+    families::{self, MetricsOptions, PodMemoryLabels, VOCABULARIES},
 };
 use tessera_core::units::PodUid;
 use tessera_node::gpus::{GpuMemory, GpuSample, MigInstance, ProcessMemory, ProfilingCounters};
@@ -114,7 +114,7 @@ fn writes_other_projects_families_and_processes_on_request() {
         vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami", "hami-legacy"]
             .map(|name| name.parse().unwrap())
             .into(),
-        old_pod_memory_labels: true,
+        pod_memory_labels: PodMemoryLabels::Old,
         hostname_label: "hostname".into(),
         ..everything()
     };
@@ -128,6 +128,30 @@ fn writes_other_projects_families_and_processes_on_request() {
     let of_processes = |line: &&str| line.contains("process") || line.starts_with("pod_used");
     let lines: Vec<&str> = text.lines().filter(of_processes).collect();
     golden("processes.txt", &(lines.join("\n") + "\n"));
+}
+
+/// The documents of both exporters show these series. Dashboards join the first with other metrics by
+/// the GPU's UUID, and select the second by the labels of its first version.
+#[test]
+fn default_page_has_the_documented_labels_of_the_earlier_exporters() {
+    let snapshot = busy_node().snapshot();
+    let text = families::metrics(&snapshot, &by_default(), Format::Plain);
+    let text = Text::parse(&text, Format::Plain);
+    let of_map = text.sums("pod_and_gpu_map_info", "gpu_id");
+    assert_eq!(of_map.into_keys().collect::<Vec<_>>(), [uuid(0), uuid(1)]);
+    let memory = "pod_used_gpu_mem_MB";
+    for (label, value) in [
+        ("app_pid", "100"),
+        ("gpu_name", "NVIDIA A100-SXM4-80GB"),
+        ("gpu_uuid", &uuid(0)),
+        ("pod_name", "train-0"),
+        ("pod_namespace", "team-a"),
+        ("UUID", &uuid(0)),
+        ("pod", "train-0"),
+        ("namespace", "team-a"),
+    ] {
+        assert!(text.sums(memory, label).contains_key(value), "{memory} has no {label}={value:?}");
+    }
 }
 
 /// Puts GPU 0 into MIG mode with two instances. The driver then reports no busy time of the GPU or

@@ -25,6 +25,8 @@ pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
         text.push_str("NAME\tIPADDRESS\t");
         (0..max_gpus).for_each(|gpu| text.push_str(&format!("GPU{gpu}(Allocated/Total)\t")));
         text.push_str(if any_pending { "PENDING(Allocated)\t" } else { "" });
+        // The original knows no unit without a node.
+        let unit = if table.nodes.is_empty() { String::new() } else { unit.to_string() };
         let _ = write!(text, "GPU Memory({unit})");
         text.push_str(if columns.wide { "\tSTATUS\tMODEL\n" } else { "\n" });
     }
@@ -103,7 +105,8 @@ pub(crate) fn details(table: &ShareTable) -> String {
 /// Returns the used and total units of a node, including pods whose GPU is unknown.
 fn sums(node: &NodeRow, units: impl Fn(MiB) -> u64) -> (u64, u64) {
     let used: u64 = node.gpus.iter().map(|gpu| units(gpu.used)).sum();
-    (used + units(node.pending()), node.gpus.iter().map(|gpu| units(gpu.total)).sum())
+    let total: u64 = node.gpus.iter().map(|gpu| units(gpu.total)).sum();
+    (used + units(node.pending()), total + units(node.unlisted))
 }
 
 fn total(table: &ShareTable, units: impl Fn(MiB) -> u64 + Copy) -> String {

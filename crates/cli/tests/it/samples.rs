@@ -173,6 +173,22 @@ fn uses_the_memory_unit_of_the_node() {
     stage.golden("unit-blocks.txt", SHARE, &[]);
     let stage = Stage::of(&[old_share_node("old", "10.0.0.3", 1, 7606)], &[]);
     stage.golden("unit-old-mib.txt", SHARE, &["--memory-unit", "MiB"]);
+    stage.golden("unit-old-mib.txt", SHARE, &[]);
+}
+
+/// A kubelet that lost its checkpoint removes the number of GPUs, and the memory stays.
+#[test]
+fn keeps_nodes_whose_number_of_gpus_is_unknown() {
+    let mut countless = old_share_node("countless", "10.0.0.4", 2, 22);
+    for kind in ["capacity", "allocatable"] {
+        countless["status"][kind].as_object_mut().unwrap().remove("aliyun.com/gpu-count");
+    }
+    let stage = Stage::of(
+        &[countless, old_share_node("known", "10.0.0.5", 2, 22)],
+        &[shared("default", "p", "countless", 4, 1), shared("default", "q", "known", 6, 1)],
+    );
+    stage.golden("countless-gpushare.txt", SHARE, &[]);
+    stage.golden("countless-gpushare-details.txt", SHARE, &["-d"]);
 }
 
 /// Compares the golden files with the original documents, if those lie beside the checkout.

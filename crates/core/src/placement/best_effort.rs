@@ -39,23 +39,18 @@ pub fn set_score(topology: &Topology, gpus: GpuSet) -> u32 {
 /// Returns the points of two GPUs.
 fn points(topology: &Topology, a: GpuIndex, b: GpuIndex) -> u32 {
     let link = topology.link(a, b);
-    let pcie = link.pcie.or_else(|| assumed_pcie(topology, a, b));
+    let pcie = link.pcie.or_else(|| level_by_numa(topology, a, b));
     pair_score(Link { pcie, ..link })
 }
 
-/// Returns the assumed PCIe level of two GPUs for which the matrix shows only NVLinks.
+/// Returns what the NUMA nodes of two GPUs tell about a PCIe level that the matrix hides below NVLinks.
 ///
-/// `nvidia-smi topo -m` hides the level, but the points need it: otherwise pairs with equal NVLinks
-/// could not be told apart. Most boards with NVLinks follow the DGX-1: neighbours share a switch,
-/// the other GPUs of a socket share its host bridge.
-fn assumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
-    let level = if topology.numa(a) != topology.numa(b) {
-        PcieLevel::System
-    } else if a.0 / 2 == b.0 / 2 {
-        PcieLevel::SingleSwitch
-    } else {
-        PcieLevel::HostBridge
-    };
+/// `nvidia-smi topo -m` hides the level, and `topo -mp` and NVML show it. Nothing else about it is
+/// assumed: boards wire their switches differently, and a wrong level would decide between pairs with
+/// equal NVLinks.
+fn level_by_numa(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
+    let (numa_a, numa_b) = (topology.numa(a)?, topology.numa(b)?);
+    let level = if numa_a == numa_b { PcieLevel::Node } else { PcieLevel::System };
     (topology.link(a, b).nvlinks > 0).then_some(level)
 }
 

@@ -119,7 +119,10 @@ fn choose(
     preferred: GpuSet,
 ) -> Result<Chosen, PlacementError> {
     let query = ContainerQuery::new(node, pod, request, required, preferred)?;
-    policy.choose(node, &query).ok_or(PlacementError::Required)
+    policy.choose(node, &query).ok_or_else(|| match request {
+        Request::Whole(count) if policy.has_strict_table() => PlacementError::Unlisted(count),
+        _ => PlacementError::Required,
+    })
 }
 
 pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {

@@ -195,7 +195,7 @@ mod tests {
     fn describes_sets_by_a_static_table() {
         let gpus = |indexes: [u8; 4]| indexes.map(GpuIndex).into_iter().collect::<GpuSet>();
         let sizes = BTreeMap::from([(4, vec![gpus([4, 5, 6, 7])])]);
-        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]) };
+        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]), strict: false };
         let all = GpuSet::first(8);
         let described = |set| by_table(&table, Some("big"), all, set);
         assert_eq!(described(gpus([4, 5, 6, 7])), "first idle set listed for big");

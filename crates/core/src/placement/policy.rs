@@ -63,8 +63,13 @@ impl Policy {
         }
     }
 
+    /// Returns whether the policy refuses GPUs that are free but in no listed set.
+    pub(super) fn has_strict_table(&self) -> bool {
+        matches!(self, Self::Static(table) if table.strict)
+    }
+
     /// Chooses the GPUs of one container. The result is `None` only where the required GPUs cannot
-    /// be combined.
+    /// be combined, or where a strict table lists no free set.
     pub(super) fn choose(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
         match query.hold {
             Hold::Whole => self.choose_whole(node, query),

@@ -48,6 +48,9 @@ pub enum PlacementError {
     /// A GPU that the caller requires is not free.
     #[error("a required GPU is not free")]
     Required,
+    /// The static table is strict and lists no free set for the request.
+    #[error("no free set of {} in the static table", Count(*.0, "GPU"))]
+    Unlisted(u8),
 }
 
 /// The reason why one GPU cannot serve a container.
@@ -111,7 +114,8 @@ impl PlacementError {
             | Self::FewerIdle(_)
             | Self::NoShare { .. }
             | Self::NoMemory(_)
-            | Self::Required => true,
+            | Self::Required
+            | Self::Unlisted(_) => true,
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::gpu_set::GpuSet;
 pub struct StaticTable {
     /// The sets by instance type and size.
     pub sets: BTreeMap<String, BTreeMap<usize, Vec<GpuSet>>>,
+    /// True to choose only listed sets and parts of them, as gputopology does. A pod that finds none waits.
+    pub strict: bool,
 }
 
 /// The origin of a chosen set; a greater value is better.
@@ -26,7 +28,7 @@ impl StaticTable {
     /// Chooses the first listed set that is free and contains `required`.
     ///
     /// Without one it takes the lowest part of a larger free set, else the lowest free GPUs. A
-    /// table with gaps therefore never makes a pod wait.
+    /// table with gaps therefore never makes a pod wait, unless the table is strict.
     pub(super) fn choose(
         &self,
         instance_type: Option<&str>,
@@ -45,7 +47,8 @@ impl StaticTable {
         if let Some(set) = larger.and_then(|set| set.lowest_with(required, count)) {
             return Some((set, TableSource::PartOfListed));
         }
-        free.lowest_with(required, count).map(|set| (set, TableSource::Unlisted))
+        let lowest = free.lowest_with(required, count).filter(|_| !self.strict);
+        lowest.map(|set| (set, TableSource::Unlisted))
     }
 }
 
@@ -59,13 +62,19 @@ mod tests {
     }
 
     fn check(free: &[u8], count: usize, expected: Option<(&[u8], TableSource)>) {
+        let strict = expected.filter(|(_, source)| *source != TableSource::Unlisted);
+        check_one(free, count, expected, false);
+        check_one(free, count, strict, true);
+    }
+
+    fn check_one(free: &[u8], count: usize, expected: Option<(&[u8], TableSource)>, strict: bool) {
         let sizes = BTreeMap::from([
             (2, vec![set(&[0, 2]), set(&[1, 3]), set(&[4, 6]), set(&[5, 7])]),
             (4, vec![set(&[0, 1, 2, 3]), set(&[4, 5, 6, 7])]),
         ]);
-        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]) };
+        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]), strict };
         let chosen = table.choose(Some("big"), set(free), GpuSet::EMPTY, count);
-        assert_eq!(chosen, expected.map(|(gpus, source)| (set(gpus), source)));
+        assert_eq!(chosen, expected.map(|(gpus, source)| (set(gpus), source)), "strict: {strict}");
     }
 
     #[test]

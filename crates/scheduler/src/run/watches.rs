@@ -237,7 +237,7 @@ pub(super) async fn watch_static_table(app: Arc<App>, path: PathBuf) {
     match files.read_if_changed() {
         Ok(contents) => contents.iter().for_each(|contents| take(contents)),
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "cannot read the static table; policy static has no sets until it can be read")
+            tracing::warn!(%error, path = %path.display(), "cannot read the static table; policy static uses the shipped tables until it can be read")
         }
     }
     files.follow(take).await;

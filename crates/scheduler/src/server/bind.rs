@@ -20,11 +20,11 @@ use crate::state::{BindOrder, BindOutcome, BindRefusal, BindStep};
 
 /// Timeout of a call to the API server. A Binding is also aborted before another replica may take
 /// over.
-const API_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const API_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The reason why a pod was not bound. kube-scheduler gets the text.
 #[derive(Debug, thiserror::Error)]
-enum BindFailure {
+pub(super) enum BindFailure {
     #[error(transparent)]
     Call(#[from] BadCall),
     #[error("this replica may not bind now: it is not the leader, or cannot renew its lease")]
@@ -117,7 +117,7 @@ impl App {
     }
 
     /// Books the pod's GPUs. Returns the Binding to send, or `None` if the pod is bound already.
-    async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, BindFailure> {
+    pub(super) async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, BindFailure> {
         let step = self.write().begin_bind(args, self.now())?;
         match step {
             BindStep::Done => Ok(None),

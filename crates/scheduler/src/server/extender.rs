@@ -13,12 +13,14 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use tessera_core::admission::QUOTA;
+use tessera_core::units::PodUid;
 use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::extender::{
     BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
 };
 use tessera_wire::foreign::objects::Pod;
 
+use super::reserve::reserve;
 use super::{App, Caller};
 use crate::notices::NoticeReason;
 use crate::verb::filter::FilterVerdicts;
@@ -58,8 +60,17 @@ pub(super) fn read_of<'b, T: Deserialize<'b>>(
 }
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
+    filtered(&app, &body, false).await
+}
+
+/// Filters for a kube-scheduler that calls no other verb.
+pub(super) async fn filter_and_reserve(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
+    filtered(&app, &body, true).await
+}
+
+async fn filtered(app: &Arc<App>, body: &Body, reserves: bool) -> Response {
     let begun = Instant::now();
-    let args: Counted<ExtenderArgs<BorrowedName<'_>>> = match read(&app, &body) {
+    let args: Counted<ExtenderArgs<BorrowedName<'_>>> = match read(app, body) {
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
@@ -67,9 +78,16 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };
+    if reserves {
+        // kube-scheduler filters a pod again only after its last attempt failed.
+        app.write().withdraw_reservation(&PodUid(args.pod.metadata.uid.clone()));
+    }
     let mut verdicts = app.read().filter(&args, &app.verdicts);
     if verdicts.fit == 0 && app.retry_wait.wait_for_change(&args.pod.metadata.uid).await {
         verdicts = app.read().filter(&args, &app.verdicts);
+    }
+    if reserves {
+        reserve(app, &args.pod, &mut verdicts).await;
     }
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
@@ -79,7 +97,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
         app.notify_quota(&args.pod, "");
     }
     let outcome = if verdicts.fitting.is_empty() { "none" } else { "some" };
-    let answer = match &body {
+    let answer = match body {
         Ok(bytes) if args.nodes.is_some() && args.node_names.is_none() => {
             Json(WithWholeNodes::new(&verdicts, bytes)).into_response()
         }

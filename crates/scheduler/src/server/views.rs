@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Query, State as FromApp};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tessera_wire::foreign::objects::Pod;
+use tessera_wire::metrics::Format;
 use tessera_wire::tessera::parsed_pod::BadPodObject;
 
 use super::extender::{Body, read_of};
 use super::{App, Caller};
 use crate::dashboard::run_view;
-use crate::metrics::CONTENT_TYPE;
+use crate::metrics;
 use crate::verb::explain::{self, PodExplanation};
 
 type Parameters = Query<HashMap<String, String>>;
@@ -32,9 +33,22 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
     }
 }
 
-pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>) -> Response {
-    let text = app.metrics.text(app.read());
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>, headers: HeaderMap) -> Response {
+    let format = format_for(&headers);
+    let text = app.metrics.text(app.read(), format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
+}
+
+pub(super) async fn metrics_by_node(FromApp(app): FromApp<Arc<App>>, headers: HeaderMap) -> Response {
+    let format = format_for(&headers);
+    let text = metrics::text_by_node(app.read(), format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
+}
+
+/// Returns the format of metrics that a reader accepts. Media types are case-insensitive.
+fn format_for(headers: &HeaderMap) -> Format {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    Format::accepted(&accepted.collect::<Vec<_>>().join(",").to_ascii_lowercase())
 }
 
 pub(super) async fn inspect_topology(

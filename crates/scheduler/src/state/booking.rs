@@ -32,6 +32,8 @@ pub(super) struct Booking {
     booked_at: Duration,
     /// True if a list did not contain the pod: the pod is newer than the list, or is gone.
     unlisted: bool,
+    /// True if kube-scheduler sends the Binding itself, so its outcome is known only from the watch.
+    reserved: bool,
 }
 
 /// All bookings that the watch has not confirmed yet. A pod may have one of each kind.
@@ -191,6 +193,7 @@ impl State {
                     return Ok(BindStep::Done);
                 }
                 booking.in_flight += 1;
+                booking.reserved = false;
                 return Ok(BindStep::Send(booking.order.clone()));
             }
             let is_busy = booking.bound || booking.in_flight > 0;
@@ -219,6 +222,7 @@ impl State {
             uncertain_since: None,
             booked_at: now.steady,
             unlisted: false,
+            reserved: false,
         };
         self.bookings.current.insert(uid, booking);
         Ok(BindStep::Send(order))
@@ -288,6 +292,22 @@ impl State {
             BindOutcome::Refused
                 if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
             BindOutcome::Refused => self.roll_back(uid, BookingKind::Current),
+        }
+    }
+
+    /// Keeps a booking until the watch shows the Binding that kube-scheduler sends itself. Without one the booking is
+    /// resolved like that of a Binding with an unknown outcome.
+    pub fn keep_reservation(&mut self, uid: &PodUid, now: Timestamp) {
+        self.end_bind(uid, BindOutcome::Unknown, now);
+        if let Some(booking) = self.bookings.current.get_mut(uid) {
+            booking.reserved = booking.in_flight == 0 && !booking.bound;
+        }
+    }
+
+    /// Releases the reservation of a pod, because kube-scheduler has given up the attempt it was made for.
+    pub fn withdraw_reservation(&mut self, uid: &PodUid) {
+        if self.bookings.current.get(uid).is_some_and(|booking| booking.reserved) {
+            self.roll_back(uid, BookingKind::Current);
         }
     }
 

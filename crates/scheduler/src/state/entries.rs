@@ -109,5 +109,5 @@ impl GpuPod {
 
 /// Returns whether the scheduler reads an annotation.
 fn is_relevant(key: &str) -> bool {
-    key == preferences::POLICY || key == preferences::TRAFFIC || grant::is_key(key)
+    preferences::KEYS.contains(&key) || grant::is_key(key)
 }

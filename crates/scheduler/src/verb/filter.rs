@@ -20,6 +20,8 @@ pub struct FilterVerdicts<'a> {
     pub fitting: Vec<&'a str>,
     /// Number of fitting nodes, including those that are not passed on.
     pub fit: usize,
+    /// The first of the nodes with the highest score.
+    pub best: Option<&'a str>,
     /// The rejected nodes, each with the index of its reason in `reason_texts`.
     rejected: Vec<(&'a str, usize)>,
     reason_texts: Vec<ReasonText>,
@@ -107,6 +109,7 @@ impl State {
         }
         scorer.finish(cache);
         verdicts.fit = fitting.len();
+        verdicts.best = first_best(&fitting, &scores);
         verdicts.fitting = self.passed_on(&args.pod.spec, fitting, &scores);
         verdicts
     }
@@ -127,6 +130,12 @@ impl State {
     }
 }
 
+/// Returns the first of the nodes with the highest score.
+fn first_best<'a>(fitting: &[&'a str], scores: &[f64]) -> Option<&'a str> {
+    let scored = fitting.iter().zip(scores).rev();
+    scored.max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(name, _)| *name)
+}
+
 /// Returns the nodes with the highest score, at most [`MAX_PASSED_ON`].
 fn best<'a>(fitting: &[&'a str], scores: &[f64]) -> Vec<&'a str> {
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -145,6 +154,17 @@ impl<'a> FilterVerdicts<'a> {
             self.reason_texts.len() - 1
         });
         self.rejected.push((name, place));
+    }
+
+    /// Passes on only this node.
+    pub(crate) fn narrow_to(&mut self, node: &'a str) {
+        self.fitting = vec![node];
+    }
+
+    /// Passes on no node. kube-scheduler retries the pod because of the error.
+    pub(crate) fn fail(&mut self, error: String) {
+        self.fitting.clear();
+        self.error = error;
     }
 
     /// Returns the rejected nodes with their reasons, where evictions might help.
@@ -206,6 +226,7 @@ mod tests {
     fn check(scores: &[f64], expected: &[&str]) {
         const NAMES: [&str; 4] = ["a", "b", "c", "d"];
         assert_eq!(best(&NAMES[..scores.len()], scores), expected, "{scores:?}");
+        assert_eq!(first_best(&NAMES[..scores.len()], scores), expected.first().copied(), "{scores:?}");
     }
 
     #[test]

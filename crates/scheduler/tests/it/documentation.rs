@@ -6,6 +6,7 @@ use std::time::Duration;
 use tessera_scheduler::metrics::Metrics;
 
 use tessera_scheduler::state::StateEvent;
+use tessera_wire::metrics::Format;
 
 use crate::fixtures::{bind, node, state, whole};
 
@@ -21,11 +22,11 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);
     metrics.bound("bound");
-    let text = metrics.text(&state);
+    let text = metrics.text(&state, Format::Plain);
     let written: BTreeSet<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))
-        .map(|line| line.replace(" counter", "_total").split(' ').next().unwrap().to_owned())
+        .map(|line| line.split(' ').next().unwrap().to_owned())
         .collect();
     let page = include_str!("../../../../docs/scheduler.md");
     let (_, rest) = page.split_once("\n## Metrics\n").unwrap();

@@ -132,3 +132,18 @@ fn pods_created_during_a_forecast_make_the_next_forecast_due() {
     state.adopt_forecast(first);
     assert!(due_forecast(&mut state).is_some());
 }
+
+/// The agent would refuse the pod on its node, where it fails for good. Here it waits, and its event names the fix.
+#[test]
+fn a_ceiling_that_is_no_number_is_refused_on_every_node() {
+    let mut state = state(&[node("a", 1, "GiB")]);
+    let mut pod = share("p", 30);
+    pod["metadata"]["annotations"] = json!({ "tencent.com/vcuda-core-limit": "abc" });
+    let reason = "tencent.com/vcuda-core-limit: found \"abc\"; write a percentage of one GPU, such as 80";
+    let answer = filter(&state, &pod, &["a"]);
+    assert_eq!(answer.failed_and_unresolvable_nodes["a"], reason);
+    set_pod(&mut state, &pod);
+    assert_eq!(state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap_err().to_string(), reason);
+    pod["metadata"]["annotations"] = json!({ "tencent.com/vcuda-core-limit": "80" });
+    assert_eq!(filter(&state, &pod, &["a"]).node_names.unwrap(), ["a"]);
+}

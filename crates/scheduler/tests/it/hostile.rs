@@ -8,6 +8,7 @@ use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::preempt::preempt;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::PreemptionArgs;
+use tessera_wire::metrics::Format;
 
 use crate::fixtures::*;
 
@@ -196,7 +197,7 @@ proptest! {
                 }
             }
         }
-        let _text = Metrics::default().text(&state);
+        let _text = Metrics::default().text(&state, Format::default());
         let _views = (state.inspect_topology(None, true), state.inspect_share(None));
         let due = due_forecast(&mut state);
         due.into_iter().for_each(|forecast| state.adopt_forecast(forecast));

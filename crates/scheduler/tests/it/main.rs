@@ -10,6 +10,7 @@ mod dashboard;
 mod documentation;
 mod explain;
 mod filter;
+mod filter_only;
 mod fixtures;
 mod hostile;
 mod interleavings;

@@ -160,13 +160,17 @@ async fn a_pod_is_filtered_scored_and_bound() {
     assert_eq!(replica.bind(&late, "b").await, "");
     let (code, text) = replica.get("/metrics").await;
     assert_eq!(code, 200);
-    assert!(text.contains("tessera_scheduler_gpus 4\n") && text.ends_with("# EOF\n"), "{text}");
+    assert!(text.contains("tessera_scheduler_gpus 4\n"), "{text}");
+    assert!(text.contains("# TYPE pod_and_gpu_map_info gauge\n"), "{text}");
     assert!(
         text.contains(
-            r#"pod_and_gpu_map_info{gpu_id="0",gpu_model="T4",namespace="team",node="b",pod_name="late"} 1"#
+            r#"pod_and_gpu_map_info{gpu_id="GPU-b-0",gpu_model="T4",namespace="team",node="b",pod_name="late"} 1"#
         ),
         "{text}"
     );
+    let (code, by_node) = replica.get("/metrics/nodes").await;
+    assert_eq!(code, 200);
+    assert!(by_node.contains(r#"b_info{gpu_id="GPU-b-0",gpu_model="T4",namespace="team""#), "{by_node}");
     assert_eq!(replica.get("/readyz").await.0, 200);
     assert_eq!(replica.get("/explain/team/nobody").await.0, 404);
     assert!(replica.get("/explain/team/late").await.1.contains("placed on node b"));

@@ -113,6 +113,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", help_heading = SHARES)]
     pub(super) library: Option<PathBuf>,
 
+    /// Serve requests for a share of a GPU; otherwise only whole GPUs
+    #[arg(long, value_name = "YES", help_heading = SHARES, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(super) share_mode: bool,
+
     /// Treatment of shares if the library is missing
     #[arg(long, value_name = "WHAT", help_heading = SHARES, value_enum, default_value = "refuse")]
     pub(super) without_library: Without,

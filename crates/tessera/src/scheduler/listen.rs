@@ -64,7 +64,7 @@ pub(super) struct ListenArguments {
 
     /// Address that serves everything with plain HTTP, for tests and during a migration. EVERY
     /// CLIENT THAT REACHES IT CAN BIND PODS TO NODES; may be given several times
-    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING)]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING, alias = "address")]
     insecure_listen: Vec<SocketAddr>,
 
     /// Largest accepted request body, in MiB

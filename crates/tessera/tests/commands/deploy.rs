@@ -148,6 +148,30 @@ fn probes_and_services_use_the_port_of_the_program() {
     }
 }
 
+/// A Prometheus that was set up for gpu-manager finds the agents, on the nodes that were labelled for it.
+#[test]
+fn agents_take_the_place_of_gpu_manager() {
+    let all = objects("agent");
+    let kind = |kind: &str| all.iter().find(|(_, object)| object["kind"] == kind).unwrap().1.clone();
+    let (service, pods) = (kind("Service"), kind("DaemonSet")["spec"]["template"].clone());
+    let annotations = &service["metadata"]["annotations"];
+    assert_eq!(annotations["prometheus.io/scrape"], "true");
+    assert_eq!(annotations["prometheus.io/path"], "/metrics");
+    assert_eq!(service["spec"]["selector"], pods["metadata"]["labels"]);
+    let port = &pods["spec"]["containers"][0]["ports"][0];
+    assert_eq!(annotations["prometheus.io/port"], port["containerPort"].to_string());
+    assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
+    let affinity =
+        &pods["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
+    let label = |term: &Value| {
+        let one = &term["matchExpressions"][0];
+        format!("{}={}", one["key"].as_str().unwrap(), one["values"][0].as_str().unwrap())
+    };
+    let labels: Vec<String> = terms.iter().map(label).collect();
+    assert_eq!(labels, ["tessera.dev/gpu=true", "nvidia-device-enable=enable"]);
+}
+
 /// The two configurations of kube-scheduler differ in how it starts, not in how it calls the
 /// extender.
 #[test]
@@ -185,7 +209,7 @@ fn admission_policies_know_the_keys_of_grants() {
         .map(|(_, object)| object.to_string())
         .filter(|text| text.contains("predicate-"))
         .collect();
-    assert_eq!(policies.len(), 2);
+    assert_eq!(policies.len(), 3);
     for key in [
         "tessera[.]dev/grant",
         "ALIYUN_COM_GPU_.*",

@@ -69,7 +69,6 @@ fn errors_about_values_say_what_to_write() {
     check(&["scheduler", "--quota-config", "none"], 2, &["cannot read none"]);
     check(&["scheduler"], 2, &["the verbs need certificates", "--insecure-listen 127.0.0.1:12345"]);
     check(&["scheduler", "--listen", ":0", "--insecure-listen", ":0"], 2, &["the verbs need certificates"]);
-    check(&["scheduler", "--policy", "static"], 2, &["--static-table FILE"]);
     let simulate = |arguments: &[&str], words: &[&str]| {
         check(&[&["simulate", "cluster"], arguments].concat(), 2, words);
     };

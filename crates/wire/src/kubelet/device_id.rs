@@ -42,6 +42,8 @@ struct GpuName {
     uuid: GpuUuid,
     short: String,
     memory_mib: u64,
+    /// Blocks of `tencent.com/vcuda-memory`.
+    vcuda_blocks: u64,
 }
 
 /// Largest device list in bytes, 3.5 MiB. The limit of a gRPC message is 4 MiB; the rest is a
@@ -131,7 +133,13 @@ impl DeviceIds {
         let gpus = gpus
             .iter()
             .zip(short_names)
-            .map(|(gpu, short)| GpuName { uuid: gpu.uuid.clone(), short, memory_mib: gpu.memory.0 })
+            .zip(vcuda_blocks(gpus))
+            .map(|((gpu, short), vcuda_blocks)| GpuName {
+                uuid: gpu.uuid.clone(),
+                short,
+                memory_mib: gpu.memory.0,
+                vcuda_blocks,
+            })
             .collect();
         Self { gpus, by_name, unit }
     }
@@ -154,12 +162,12 @@ impl DeviceIds {
     /// Returns how many devices of a resource a GPU provides.
     #[must_use]
     pub fn per_gpu(&self, resource: Resource, gpu: GpuIndex) -> u64 {
-        let memory = self.gpus.get(gpu.position()).map_or(0, |name| name.memory_mib);
+        let Some(name) = self.gpus.get(gpu.position()) else { return 0 };
         match resource {
             Resource::NvidiaGpu | Resource::AliyunGpu => 1,
-            Resource::GpuMemory => memory / self.unit.mib(),
+            Resource::GpuMemory => name.memory_mib / self.unit.mib(),
             Resource::VcudaCore => u64::from(Percent::WHOLE.0),
-            Resource::VcudaMemory => memory / vcuda::BLOCK.0,
+            Resource::VcudaMemory => name.vcuda_blocks,
         }
     }
 
@@ -200,6 +208,17 @@ impl DeviceIds {
         })
         .sum()
     }
+}
+
+/// Returns the blocks of `tencent.com/vcuda-memory` of each GPU. gpu-manager rounds the sum of a node, not each
+/// GPU, so a remainder counts for the next GPU. A GPU can get one block more than it has memory for; no set of
+/// shares that fits the GPU uses that one.
+fn vcuda_blocks(gpus: &[Gpu]) -> impl Iterator<Item = u64> {
+    gpus.iter().scan(0, |remainder, gpu| {
+        let memory = *remainder + gpu.memory.0;
+        *remainder = memory % vcuda::BLOCK.0;
+        Some(memory / vcuda::BLOCK.0)
+    })
 }
 
 /// Returns the first group of a UUID, which is rarely the same for two GPUs of a host.
@@ -244,7 +263,7 @@ mod tests {
     fn parses_every_device_id_into_its_gpu() {
         let ids = DeviceIds::new(&gpus(&[FIRST, SECOND], 16_276), MemoryUnit::GiB);
         let count = |resource| ids.all(resource).count();
-        assert_eq!(Resource::ALL.map(count), [2, 2, 30, 200, 126]);
+        assert_eq!(Resource::ALL.map(count), [2, 2, 30, 200, 127]);
         for resource in Resource::ALL {
             for (id, gpu) in ids.all(resource) {
                 assert_eq!(ids.read(resource, &id).map(|(gpu, _)| gpu), Some(gpu), "{id}");
@@ -256,6 +275,18 @@ mod tests {
             assert_eq!(ids.read(Resource::VcudaCore, id), None, "{id}");
         }
         assert_eq!(ids.read(Resource::NvidiaGpu, SECOND), Some((GpuIndex(1), 0)));
+    }
+
+    /// gpu-manager's documents show 668 blocks for seven P40.
+    #[test]
+    fn memory_of_a_node_is_summed_up_before_it_is_rounded_to_blocks() {
+        let uuids: Vec<String> = (0..7).map(|index| format!("GPU-750f71{index:02x}-e058")).collect();
+        let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
+        let ids = DeviceIds::new(&gpus(&uuids, 24_451), MemoryUnit::GiB);
+        assert_eq!(ids.all(Resource::VcudaCore).count(), 700);
+        assert_eq!(ids.all(Resource::VcudaMemory).count(), 668);
+        let smallest = (0..7).map(|gpu| ids.per_gpu(Resource::VcudaMemory, GpuIndex(gpu))).min();
+        assert_eq!(smallest, Some(24_451 / vcuda::BLOCK.0), "each GPU has all of its own whole blocks");
     }
 
     #[test]

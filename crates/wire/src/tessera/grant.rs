@@ -77,6 +77,12 @@ pub fn is_key(key: &str) -> bool {
     key == KEY || dialects::is_key(key)
 }
 
+/// Returns whether only pods that a scheduler placed may have `key`.
+#[must_use]
+pub fn is_scheduler_mark(key: &str) -> bool {
+    dialects::is_scheduler_mark(key)
+}
+
 /// Writes Tessera's annotation for these grants.
 #[must_use]
 pub fn print(grants: &[ContainerGrant], node: &Node) -> String {
@@ -110,9 +116,12 @@ pub fn annotations(
     Ok(written)
 }
 
-/// Returns the annotations that mark the pod's GPUs as assigned for the tools of its dialects.
-pub fn assigned(spec: &PodSpec, unit: MemoryUnit) -> Result<Annotations, BadGrant> {
-    Ok(dialects::assigned(&spec.claims(unit)?))
+/// Returns the annotations that mark the pod's GPUs as assigned for the tools of its dialects. Marks of pods
+/// that a scheduler placed need one in `present`.
+pub fn assigned(spec: &PodSpec, present: &Annotations, unit: MemoryUnit) -> Result<Annotations, BadGrant> {
+    let mut assigned = dialects::assigned(&spec.claims(unit)?);
+    assigned.retain(|key, _| !is_scheduler_mark(key) || present.contains_key(key));
+    Ok(assigned)
 }
 
 /// Parses the grants in a pod's annotations on a node. Returns `None` if there are none.

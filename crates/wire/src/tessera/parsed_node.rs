@@ -34,6 +34,9 @@ pub struct ParsedNode {
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
     pub dialects: DialectSet,
+    /// Amount of `aliyun.com/gpu-mem` that the node offers. It is known even if the number of GPUs is not:
+    /// a kubelet that lost its checkpoint removes `aliyun.com/gpu-count`.
+    pub shared_memory: MiB,
 }
 
 /// A node object that cannot be parsed.
@@ -59,6 +62,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
             (found.gpus, found.topology, found.memory_unit)
         }
         None => {
+            let unit = unit_without_inventory(object, unit);
             let gpus = gpus_without_inventory(object, unit);
             let topology = match annotations.get(gpu_topology::KEY) {
                 Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
@@ -78,7 +82,29 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
         node: Arc::new(node),
         unit,
         dialects: served.fold(DialectSet::default(), DialectSet::with),
+        shared_memory: MiB(resources.count(gpushare::MEMORY).saturating_mul(unit.mib())),
     })
+}
+
+/// Returns the unit of `aliyun.com/gpu-mem` on a node of gpushare's plugin, which publishes amounts without
+/// their unit. No GPU has [`MAX_GIB`] GiB or as few MiB, so the amount of one GPU tells the unit.
+fn unit_without_inventory(object: &objects::Node, configured: MemoryUnit) -> MemoryUnit {
+    /// More GiB than any GPU has, and fewer MiB.
+    const MAX_GIB: u64 = 1000;
+    /// GPUs of the largest machines. It bounds the amount of one GPU where their number is unknown.
+    const MAX_GPUS: u64 = 16;
+    let resources = NodeResources(object);
+    let units = resources.count(gpushare::MEMORY);
+    match (configured, resources.count(gpushare::COUNT)) {
+        // A block size is configured only where amounts are in blocks.
+        (MemoryUnit::Blocks(_), _) => configured,
+        _ if units == 0 => configured,
+        (_, 0) if units < MAX_GIB => MemoryUnit::GiB,
+        (_, 0) if units > MAX_GIB * MAX_GPUS => MemoryUnit::MiB,
+        (_, 0) => configured,
+        (_, gpus) if units / gpus > MAX_GIB => MemoryUnit::MiB,
+        _ => MemoryUnit::GiB,
+    }
 }
 
 /// Derives the GPUs of a node without an inventory from its status. The GPUs get generated UUIDs.
@@ -199,6 +225,32 @@ mod tests {
         assert_eq!(read.node.gpus().len(), 3);
         assert_eq!(read.node.gpus()[2].memory, MiB(15 * 1024));
         assert_eq!(read.node.cpu, MilliCpu(4000), "host resources come from allocatable");
+    }
+
+    #[test]
+    fn tells_the_memory_unit_of_an_old_node_from_its_amounts() {
+        let unit = |units: u64, gpus: u64, configured: MemoryUnit| {
+            let mut capacity = serde_json::json!({"aliyun.com/gpu-mem": units.to_string()});
+            if gpus > 0 {
+                capacity["aliyun.com/gpu-count"] = gpus.to_string().into();
+            }
+            let object = serde_json::json!({"metadata": {"name": "n"}, "status": {"capacity": capacity}});
+            let read = parse(&serde_json::from_value(object).unwrap(), configured).unwrap();
+            assert_eq!(read.shared_memory, MiB(units * read.unit.mib()));
+            read.unit
+        };
+        let (gib, mib) = (MemoryUnit::GiB, MemoryUnit::MiB);
+        for configured in [gib, mib] {
+            assert_eq!(unit(15, 1, configured), gib);
+            assert_eq!(unit(280, 2, configured), gib, "two H200, which the original takes for MiB");
+            assert_eq!(unit(2304, 8, configured), gib, "the largest GPUs of 2026");
+            assert_eq!(unit(15_079, 1, configured), mib);
+            assert_eq!(unit(96_528, 8, configured), mib);
+            assert_eq!(unit(88, 0, configured), gib, "the number of GPUs is unknown");
+            assert_eq!(unit(96_528, 0, configured), mib, "the number of GPUs is unknown");
+            assert_eq!(unit(2304, 0, configured), configured, "both are possible");
+        }
+        assert_eq!(unit(60, 1, MemoryUnit::Blocks(256)), MemoryUnit::Blocks(256));
     }
 
     #[test]

@@ -47,7 +47,16 @@ pub fn parse(json: &str) -> Result<StaticTable, BadTable> {
         }
         sets.insert(instance_type, by_size);
     }
-    Ok(StaticTable { sets })
+    Ok(StaticTable { sets, strict: false })
+}
+
+/// Returns the tables of common machines, which apply without a file: NVIDIA's DGX-1 and DGX-2 and HGX boards, and
+/// the one type that gputopology ships. A node names its type in `NODE_TYPE` or the label
+/// `node.kubernetes.io/instance-type`.
+#[must_use]
+pub fn shipped() -> StaticTable {
+    // A test parses the text.
+    parse(include_str!("static_tables.json")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -59,6 +68,30 @@ mod tests {
         let table = parse(r#"{"ecs.sccgn6.24xlarge":{"1":[[0],[1]],"2":[[0,2],[1,3]]}}"#).unwrap();
         let pairs = &table.sets["ecs.sccgn6.24xlarge"][&2];
         assert_eq!(pairs.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0,2", "1,3"]);
+    }
+
+    #[test]
+    fn shipped_tables_cover_each_machine() {
+        let shipped = shipped();
+        for (machine, gpus) in [
+            ("dgx-1-pascal", 8),
+            ("dgx-1-volta", 8),
+            ("dgx-2", 16),
+            ("hgx-4", 4),
+            ("hgx-8", 8),
+            ("ecs.sccgn6.24xlarge", 8),
+        ] {
+            let sizes = &shipped.sets[machine];
+            assert_eq!(sizes.keys().next_back(), Some(&gpus), "{machine}");
+            for (size, sets) in sizes {
+                let all = sets.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
+                assert_eq!((all, sets.len() * size), (GpuSet::first(gpus), gpus), "{machine}: {size}");
+            }
+        }
+        let pairs =
+            |machine: &str| shipped.sets[machine][&2].iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(pairs("dgx-1-volta"), ["0,3", "1,2", "4,7", "5,6"]);
+        assert_eq!(pairs("ecs.sccgn6.24xlarge"), ["0,2", "1,3", "4,6", "5,7"]);
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
     let entry = listed.iter().find(|entry| entry.name == *name && entry.namespace == pod.metadata.namespace);
     let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
     let annotated = annotated.unwrap_or_default();
-    let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
+    let handed = grant::assigned(&pod.spec, &pod.metadata.annotations, MemoryUnit::GiB)?;
     let mut found = BTreeMap::new();
     for claim in
         pod.spec.claims(MemoryUnit::GiB)?.into_iter().filter(|claim| claim.role != ContainerRole::Init)

@@ -238,9 +238,10 @@ impl Stage {
         self.harness
             .wait_for(&format!("the annotations of {name} to confirm its GPUs"), SOON, async || {
                 let pod = self.pod(name).await?;
-                let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
                 let annotations = &pod.metadata.annotations;
-                let all = handed.iter().all(|(key, value)| annotations.get(key) == Some(value));
+                let handed = grant::assigned(&pod.spec, annotations, MemoryUnit::GiB)?;
+                let all = annotations.contains_key(grant::KEY)
+                    && handed.iter().all(|(key, value)| annotations.get(key) == Some(value));
                 ensure!(all, "the annotations are {annotations:?}");
                 Ok(Some(()))
             })

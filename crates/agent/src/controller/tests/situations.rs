@@ -67,6 +67,57 @@ fn without_the_library_shares_are_refused_or_served_with_an_event() {
 }
 
 #[test]
+fn with_share_mode_off_only_whole_gpus_are_served() {
+    let mut world = World::new();
+    world.settings.isolation.serve_shares = false;
+    world.settings.isolation.without_library = WithoutLibrary::Serve;
+    world.restart_agent();
+    let refused = world.run(pod("p", "p", &[("main", share(30, 20))]), &[]).unwrap_err();
+    assert!(
+        refused.to_string().contains("share mode is not enabled on this node (--share-mode=false)"),
+        "{refused}"
+    );
+    world.run(pod("q", "q", &[("main", whole(1))]), &[]).unwrap();
+}
+
+/// gpu-manager refuses such a pod too, but only when its container registers.
+#[test]
+fn a_ceiling_that_is_no_number_is_refused_and_reported() {
+    let mut world = World::new();
+    let mut with_ceiling = pod("p", "u", &[("main", share(30, 20))]);
+    with_ceiling.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), "abc".into());
+    let refused = world.run(with_ceiling, &[]).unwrap_err();
+    let message = "tencent.com/vcuda-core-limit: found \"abc\"; write a percentage of one GPU, such as 80";
+    assert!(refused.to_string().contains(message), "{refused}");
+    assert_eq!(world.events, [("AnnotationNotUnderstood", message.to_owned())]);
+}
+
+#[test]
+fn every_annotation_that_cannot_be_understood_is_reported_once() {
+    let mut world = World::new();
+    let mut odd = pod("p", "u", &[("main", memory(1))]);
+    for (key, value) in [
+        ("tessera.dev/policy", "dynamic"),
+        ("tessera.dev/traffic", "much"),
+        ("tessera.dev/isolation", "no"),
+        ("ALIYUN_COM_GPU_MEM_IDX", "first"),
+    ] {
+        odd.metadata.annotations.insert(key.into(), value.into());
+    }
+    world.run(odd.clone(), &[]).unwrap();
+    world.event(Event::PodApplied(Box::new(odd)));
+    let keys: Vec<&str> = world.events.iter().filter_map(|(_, text)| Some(text.split_once(':')?.0)).collect();
+    let expected =
+        ["tessera.dev/policy", "tessera.dev/traffic", "tessera.dev/isolation", "ALIYUN_COM_GPU_MEM_IDX"];
+    assert_eq!(keys, expected);
+    assert!(
+        world.events.iter().all(|(reason, _)| *reason == "AnnotationNotUnderstood"),
+        "{:?}",
+        world.events
+    );
+}
+
+#[test]
 fn a_pod_opts_out_only_if_the_node_allows_it() {
     let mut world = World::new();
     let asking = |name: &str| {
@@ -200,9 +251,27 @@ fn a_pod_without_a_grant_is_served_and_annotated() {
     world.run(pod("p", "u", &[("main", memory(4))]), &[]).unwrap();
     let annotations = &world.pods["u"].metadata.annotations;
     assert!(annotations["tessera.dev/grant"].contains("memoryMiB\":4096"));
-    assert_eq!(annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"], "true");
     assert_ne!(annotations["ALIYUN_COM_GPU_MEM_IDX"], "-1");
     world.check();
+}
+
+/// The documents of gputopology tell pods that its scheduler placed by this annotation.
+#[test]
+fn only_pods_that_a_scheduler_placed_are_marked_as_assigned() {
+    let mut world = World::new();
+    world.run(pod("bypassed", "b", &[("main", memory(4))]), &[]).unwrap();
+    world.run(pod("whole", "w", &[("main", whole(1))]), &[]).unwrap();
+    for uid in ["b", "w"] {
+        let annotations = &world.pods[uid].metadata.annotations;
+        assert!(annotations.contains_key("tessera.dev/grant"), "{annotations:?}");
+        assert!(annotations.keys().all(|key| !key.ends_with("_ASSIGNED")), "{annotations:?}");
+    }
+    for (uid, request, key) in
+        [("s", memory(4), "ALIYUN_COM_GPU_MEM_ASSIGNED"), ("g", whole(1), "ALIYUN_COM_GPU_ASSIGNED")]
+    {
+        world.run(pod(uid, uid, &[("main", request)]), &[("main", &[3 + u8::from(uid == "g")])]).unwrap();
+        assert_eq!(world.pods[uid].metadata.annotations[key], "true");
+    }
 }
 
 #[test]

@@ -307,7 +307,9 @@ impl World {
                     }
                 }
             }
-            for (key, value) in grant::assigned(&pod.spec, MemoryUnit::GiB).unwrap() {
+            for (key, value) in
+                grant::assigned(&pod.spec, &pod.metadata.annotations, MemoryUnit::GiB).unwrap()
+            {
                 assert_eq!(pod.metadata.annotations.get(&key), Some(&value), "{uid} {key}");
             }
         }

@@ -1,14 +1,9 @@
 //! Families of two earlier exporters: pods with their GPUs, and the GPU memory of pods' processes.
 
-use std::collections::BTreeSet;
+use tessera_wire::foreign::pod_gpu_map::{PodGpuMap, PodOnGpu};
+use tessera_wire::metrics::{Labels, MetricKind::Gauge, MetricsPage};
 
-use tessera_wire::metrics::{
-    Labels,
-    MetricKind::{Gauge, Info},
-    MetricsPage, legal_name,
-};
-
-use super::{MetricsOptions, processes::largest};
+use super::{MetricsOptions, PodMemoryLabels, processes::largest};
 use crate::exporter::{ProcessOwner, ProcessSnapshot, Snapshot};
 
 /// Pod names that the memory exporter uses for programs without a pod: "run directly on the server"
@@ -18,32 +13,26 @@ const BY_DOCKER: &str = "docker run运行的程序";
 const NO_NAMESPACE: &str = "null";
 
 pub(super) fn map(snapshot: &Snapshot, page: &mut MetricsPage) {
-    let mut family =
-        page.family("pod_and_gpu_map_info", Info, "Provide a mapping relationship between pod and gpu");
-    pairs(snapshot).iter().for_each(|labels| family.sample(labels, 1u64));
+    pairs(snapshot).write(page);
 }
 
-/// Writes the family named after the node. Illegal characters of the name are replaced.
 pub(super) fn nodes(snapshot: &Snapshot, page: &mut MetricsPage) {
-    let name = format!("{}_info", legal_name(&snapshot.node));
-    let mut family = page.family(&name, Info, "Provide every node's pod and gpu mapping relationship");
-    pairs(snapshot).iter().for_each(|labels| family.sample(labels, 1u64));
+    pairs(snapshot).write_by_node(page);
 }
 
-/// Returns the pods with the GPUs they hold. Each pair occurs once, even if several containers
-/// share it.
-fn pairs(snapshot: &Snapshot) -> BTreeSet<Labels> {
-    let mut pairs = BTreeSet::new();
+/// Returns the pods of the node with the GPUs they hold.
+fn pairs(snapshot: &Snapshot) -> PodGpuMap {
+    let mut pairs = PodGpuMap::default();
     for container in &snapshot.containers {
         let held = container.shares.iter().filter(|share| share.hold.is_some());
         for gpu in held.filter_map(|share| snapshot.gpus.get(share.gpu)) {
-            pairs.insert(Labels::new(&[
-                ("gpu_id", &gpu.info.index.to_string()),
-                ("gpu_model", &gpu.info.model.0),
-                ("namespace", &container.namespace),
-                ("node", &snapshot.node),
-                ("pod_name", &container.pod),
-            ]));
+            pairs.insert(PodOnGpu {
+                gpu_uuid: &gpu.info.uuid.0,
+                gpu_model: &gpu.info.model.0,
+                namespace: &container.namespace,
+                node: &snapshot.node,
+                pod: &container.pod,
+            });
         }
     }
     pairs
@@ -57,25 +46,20 @@ pub(super) fn pod_memory(snapshot: &Snapshot, options: &MetricsOptions, page: &m
         let (name, uuid, index) = gpu
             .map(|gpu| (gpu.info.model.0.as_ref(), gpu.info.uuid.0.as_ref(), gpu.info.index.to_string()))
             .unwrap_or_default();
-        if options.old_pod_memory_labels {
-            Labels::new(&[
-                ("app_pid", pid),
-                ("gpu_name", name),
-                ("gpu_uuid", uuid),
-                ("pod_name", pod),
-                ("pod_namespace", namespace),
-            ])
-        } else {
-            Labels::new(&[
+        let mut labels = Labels::new(&[("app_pid", pid), ("gpu_name", name)]);
+        if options.pod_memory_labels != PodMemoryLabels::New {
+            labels = labels.and(&[("gpu_uuid", uuid), ("pod_name", pod), ("pod_namespace", namespace)]);
+        }
+        if options.pod_memory_labels != PodMemoryLabels::Old {
+            labels = labels.and(&[
                 ("hostIP", &snapshot.host_ip),
-                ("app_pid", pid),
-                ("gpu_name", name),
                 ("UUID", uuid),
                 ("gpu", &index),
                 ("pod", pod),
                 ("namespace", namespace),
-            ])
+            ]);
         }
+        labels
     };
     for process in shown {
         let (pod, namespace) = owner(snapshot, process);

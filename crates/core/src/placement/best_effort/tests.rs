@@ -11,13 +11,13 @@ fn set(indexes: &[u8]) -> GpuSet {
 fn known_answers_for_a_dgx1() {
     const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
     let both_layers = dgx1_v100().completed_by(&pcie_pairs()).unwrap();
-    // The assumed PCIe levels lead to the same choices as the real ones.
-    for topology in [both_layers, dgx1_v100()] {
+    // The NUMA nodes alone lead to the same choices, except where only the switch tells pairs apart.
+    for (topology, by_switch) in [(both_layers, [4, 5]), (dgx1_v100(), [0, 2])] {
         let check = |free: &[u8], required: &[u8], count, expected: &[u8]| {
             let chosen = choose(&topology, set(free), set(required), count);
             assert_eq!(chosen, Some(set(expected)), "{count} of {free:?} with {required:?}");
         };
-        check(&[0, 2, 4, 5], &[], 2, &[4, 5]);
+        check(&[0, 2, 4, 5], &[], 2, &by_switch);
         check(&[0, 4, 5, 6], &[], 2, &[5, 6]);
         check(&[0, 1, 3], &[], 2, &[0, 3]);
         check(&[0, 1, 4], &[], 2, &[0, 4]);
@@ -29,14 +29,38 @@ fn known_answers_for_a_dgx1() {
     }
 }
 
+/// The machine in the documents of gputopology, whose matrix has no NUMA column.
 #[test]
-fn assumes_a_pcie_level_under_nvlinks() {
+fn known_answers_for_the_documented_machine() {
+    const SINGLE: [(u8, u8); 8] = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)];
+    const DOUBLE: [(u8, u8); 8] = [(0, 3), (0, 6), (1, 2), (1, 7), (2, 3), (4, 5), (4, 7), (5, 6)];
+    let documented = Topology::from_pairs(8, |a, b| match (a.0, b.0) {
+        pair if SINGLE.contains(&pair) => Link::nvlink(1),
+        pair if DOUBLE.contains(&pair) => Link::nvlink(2),
+        _ => Link::pcie(PcieLevel::System),
+    });
+    for (count, expected) in [
+        (2, &[0, 3][..]),
+        (3, &[0, 2, 3]),
+        (4, &[0, 1, 2, 3]),
+        (5, &[0, 1, 2, 3, 6]),
+        (6, &[0, 1, 2, 3, 4, 7]),
+    ] {
+        let chosen = choose(&documented, documented.gpus(), GpuSet::EMPTY, count);
+        assert_eq!(chosen, Some(set(expected)), "{count} GPUs");
+    }
+}
+
+#[test]
+fn only_numa_nodes_tell_a_pcie_level_under_nvlinks() {
     let check = |a, b, expected| {
-        assert_eq!(assumed_pcie(&dgx1_v100(), GpuIndex(a), GpuIndex(b)), expected, "{a} and {b}");
+        assert_eq!(level_by_numa(&dgx1_v100(), GpuIndex(a), GpuIndex(b)), expected, "{a} and {b}");
     };
-    check(0, 1, Some(PcieLevel::SingleSwitch));
-    check(1, 2, Some(PcieLevel::HostBridge));
+    check(0, 1, Some(PcieLevel::Node));
+    check(1, 2, Some(PcieLevel::Node));
     check(0, 4, Some(PcieLevel::System));
+    let without_numa = Topology::from_pairs(4, |_, _| Link::nvlink(1));
+    assert_eq!(level_by_numa(&without_numa, GpuIndex(0), GpuIndex(1)), None);
     // Without NVLinks the matrix shows every PCIe level.
     check(0, 5, None);
     // A known level takes precedence over the assumption.

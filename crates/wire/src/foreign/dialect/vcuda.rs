@@ -1,5 +1,7 @@
 //! gpu-manager's dialect: percent of a GPU and blocks of 256 MiB.
 
+use std::collections::BTreeMap;
+
 use tessera_core::request::Request;
 use tessera_core::units::{MiB, Percent};
 
@@ -10,6 +12,23 @@ pub const CORE: &str = "tencent.com/vcuda-core";
 
 /// Resource for memory, in blocks.
 pub const MEMORY: &str = "tencent.com/vcuda-memory";
+
+/// Pod annotation with the percentage up to which a share may grow while others are idle.
+pub const CEILING: &str = "tencent.com/vcuda-core-limit";
+
+/// The annotation [`CEILING`] is not a number.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{CEILING}: found {0:?}; write a percentage of one GPU, such as 80")]
+pub struct BadCeiling(String);
+
+/// Parses the annotation [`CEILING`]. Returns `None` if the pod has none.
+pub fn ceiling(annotations: &BTreeMap<String, String>) -> Result<Option<Percent>, BadCeiling> {
+    let Some(text) = annotations.get(CEILING) else { return Ok(None) };
+    match text.trim().parse::<u32>() {
+        Ok(percent) => Ok(Some(Percent(percent.min(Percent::WHOLE.0)))),
+        Err(_) => Err(BadCeiling(text.clone())),
+    }
+}
 
 /// Size of one memory block.
 pub const BLOCK: MiB = MiB(256);

@@ -38,6 +38,13 @@ pub(super) fn is_key(key: &str) -> bool {
         || key.starts_with("tencent.com/predicate-")
 }
 
+/// Returns whether a key marks pods that a scheduler placed. gputopology's and gpushare's plugins write it only
+/// where their scheduler wrote it before, and their users tell the pods apart by it. gpu-manager writes its own
+/// mark for every pod.
+pub(super) fn is_scheduler_mark(key: &str) -> bool {
+    key == GROUP_ASSIGNED || key == MEMORY_ASSIGNED
+}
+
 /// Adds the keys of every dialect that the pod uses.
 pub(super) fn write(
     written: &mut Annotations,

@@ -116,7 +116,10 @@ fn marks_gpus_as_assigned() {
     let asked = spec(&[("a", &[("tencent.com/vcuda-core", "100")]), ("b", &[("aliyun.com/gpu", "1")])]);
     let expected = [("ALIYUN_COM_GPU_ASSIGNED", "true"), ("tencent.com/gpu-assigned", "true")];
     let expected: Annotations = expected.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-    assert_eq!(assigned(&asked, MemoryUnit::GiB).unwrap(), expected);
+    let scheduled = Annotations::from([("ALIYUN_COM_GPU_ASSIGNED".to_owned(), "false".to_owned())]);
+    assert_eq!(assigned(&asked, &scheduled, MemoryUnit::GiB).unwrap(), expected);
+    let bypassed = assigned(&asked, &Annotations::new(), MemoryUnit::GiB).unwrap();
+    assert_eq!(bypassed.into_keys().collect::<Vec<_>>(), ["tencent.com/gpu-assigned"]);
 }
 
 #[test]

@@ -1,0 +1,55 @@
+//! Reports of pod annotations that cannot be understood. Without a report, a misspelt value would look
+//! like one that the agent ignores on purpose.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_core::units::PodUid;
+use tessera_wire::{
+    foreign::objects::Pod,
+    tessera::{grant::BadGrant, preferences},
+};
+
+use super::{Action, OPT_OUT, Warning, pods::Pods};
+
+/// Errors that were reported, by pod.
+#[derive(Debug, Default)]
+pub(super) struct BadAnnotations {
+    reported: BTreeMap<PodUid, BTreeSet<String>>,
+}
+
+impl BadAnnotations {
+    /// Reports each error of a pod once to the log and to the owner of the pod.
+    pub(super) fn report(&mut self, uid: &PodUid, pod: &Pod, pods: &Pods, actions: &mut Vec<Action>) {
+        let Some(errors) = pods.parsed(uid).map(|parsed| &parsed.bad_annotations) else { return };
+        for error in errors {
+            let reported = self.reported.entry(uid.clone()).or_default();
+            if !reported.insert(error.clone()) {
+                continue;
+            }
+            let warning = Warning::new("an annotation of a pod cannot be understood and is ignored");
+            actions.push(Action::Warn(warning.pod(pod).detail(error.clone())));
+            actions.push(Action::RecordPodEvent {
+                uid: uid.clone(),
+                namespace: pod.metadata.namespace.clone(),
+                name: pod.metadata.name.clone(),
+                reason: "AnnotationNotUnderstood",
+                message: error.clone(),
+            });
+        }
+    }
+
+    /// Forgets pods that are not in `active`.
+    pub(super) fn remove_ended(&mut self, active: &BTreeSet<PodUid>) {
+        self.reported.retain(|uid, _| active.contains(uid));
+    }
+}
+
+/// Returns what is wrong with the annotations of a pod. `grant` is the error of its grant, if any.
+pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: Option<&BadGrant>) -> Vec<String> {
+    let preferences = preferences::errors(annotations).into_iter().map(|error| error.to_string());
+    let isolation = annotations.get(OPT_OUT).filter(|value| *value != "off");
+    let isolation = isolation.map(|value| format!("{OPT_OUT}: found {value:?}; write off, or remove it"));
+    // A bad request is no bad annotation. The scheduler and the answer to the kubelet report it.
+    let grant = grant.filter(|error| !matches!(error, BadGrant::Pod(_))).map(ToString::to_string);
+    preferences.chain(isolation).chain(grant).collect()
+}
