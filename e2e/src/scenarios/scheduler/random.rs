@@ -13,7 +13,7 @@ use kube::{Api, api::DeleteParams, runtime::watcher};
 use tessera_cluster::LeanPod;
 
 use super::{
-    Replica, Site,
+    Replica, SOON, Site,
     audit::Audit,
     front::Front,
     pods::{asking, gpu_node, share, whole},
