@@ -17,6 +17,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::Semaphore;
 
+pub use self::agent::AgentReader;
 pub(crate) use self::http::MAX_MANIFEST_BYTES;
 pub use self::http::routes;
 pub(crate) use self::http::run_view;

@@ -10,8 +10,10 @@ use crate::{Arguments, agent::old_flags};
 /// Flags of other programs in the documentation: cargo, kubectl, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
+    "audience",
     "bench",
     "cfg",
+    "clusterrole",
     "data-binary",
     "device-name-strategy",
     "dry-run",
@@ -31,6 +33,7 @@ const OF_OTHERS: &[&str] = &[
     "serviceaccount",
     "target",
     "test",
+    "type",
     "verb",
     "workspace",
 ];

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod access;
+mod agents;
 mod bind;
 mod cluster_events;
 mod dashboard;
