@@ -9,6 +9,7 @@ mod assets;
 mod changes;
 pub mod decisions;
 mod http;
+pub mod login;
 mod lookup;
 mod stream;
 pub mod view;

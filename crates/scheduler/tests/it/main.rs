@@ -15,6 +15,7 @@ mod fixtures;
 mod hostile;
 mod interleavings;
 mod leadership;
+mod login;
 mod pages;
 mod preempt;
 mod quota;

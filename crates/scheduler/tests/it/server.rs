@@ -58,7 +58,7 @@ impl Replica {
         let (stop, stopped) = oneshot::channel();
         let stopped = async move { drop(stopped.await) };
         let task = tokio::spawn(lead(Arc::clone(&app), settings, membership, None, stopped));
-        Self { router: router(Arc::clone(&app), 1 << 20, &[]), app, task, stop: Some(stop) }
+        Self { router: router(Arc::clone(&app), 1 << 20, &[], None), app, task, stop: Some(stop) }
     }
 
     pub(crate) async fn ready(api: &ApiServer, identity: &str) -> Self {

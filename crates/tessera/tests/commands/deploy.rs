@@ -189,6 +189,14 @@ fn readers_of_agents_may_get_every_page() {
         .map(|path| path.as_str().unwrap())
         .collect();
     assert_eq!(paths, tessera_agent::shell::PAGE_PATHS);
+    let all = objects("scheduler");
+    let (_, role) =
+        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-dashboard-reader").unwrap();
+    let urls = [
+        tessera_scheduler::dashboard::login::DASHBOARD_URL,
+        tessera_scheduler::dashboard::login::METRICS_URL,
+    ];
+    assert_eq!(role["rules"][0]["nonResourceURLs"], serde_json::json!(urls));
 }
 
 /// The dashboard's token for agents is mounted where the flag says, and made for agents only.
