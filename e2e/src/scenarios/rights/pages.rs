@@ -14,7 +14,7 @@ use tessera_wire::tessera::{
 
 use super::{ACCOUNT, Kubectl, NAMESPACE, NODE, SOON};
 use crate::{
-    harness::{Cluster, Harness, free_port},
+    harness::{Cluster, Component, Harness, free_port},
     scenarios::agent::eight_gpus,
 };
 
@@ -24,8 +24,9 @@ const SCHEDULER: &str = "tessera-scheduler";
 /// Service account without rights, which gets the role of readers.
 const READER: &str = "reader";
 
-/// Pages of the agent.
+/// Pages of the agent, which runs as long as this value lives.
 struct Pages {
+    _agent: Component,
     url: String,
     certificate: Fingerprint,
 }
@@ -75,8 +76,8 @@ pub(super) async fn check(harness: &Harness, cluster: &Cluster, kubectl: &Kubect
     }
     harness.note("a reader with the role gets the pages, with a token for agents or for the API server");
 
-    let scheduler = start_scheduler(harness, cluster, kubectl).await?;
-    let url = format!("http://{scheduler}{}", node_use::scheduler_path(NODE));
+    let (_scheduler, dashboard) = start_scheduler(harness, cluster, kubectl).await?;
+    let url = format!("http://{dashboard}{}", node_use::scheduler_path(NODE));
     let fetcher = Fetcher::new(Duration::from_secs(10));
     let used = harness
         .wait_for("the dashboard to show the usage of the node", SOON, async || {
@@ -109,26 +110,30 @@ async fn start_agent(harness: &Harness, cluster: &Cluster) -> Result<Pages> {
         .argument(format!("--listen=127.0.0.1:{port}"))
         .argument(format!("--probes-listen={probes}"))
         .environment("POD_IP", "127.0.0.1");
-    harness.start("tessera-agent", program)?;
+    let agent = harness.start("tessera-agent", program)?;
     let fetcher = Fetcher::new(Duration::from_secs(10));
     let url = format!("http://{probes}/healthz");
     harness.wait_for("the probe", SOON, async || Ok(Some(fetcher.get(&url).await?))).await?;
     let nodes: Api<Node> = Api::all(cluster.client());
-    let pages = harness
+    let (url, certificate) = harness
         .wait_for("the address and the certificate of the agent", SOON, async || {
             let node = serde_json::from_value(serde_json::to_value(nodes.get(NODE).await?)?)?;
             let AgentAddress { url, certificate } = AgentAddress::of(&node).context("no address")?;
             let certificate = certificate.context("no certificate")??;
-            Ok(url.ends_with(&format!(":{port}")).then_some(Pages { url, certificate }))
+            Ok(url.ends_with(&format!(":{port}")).then_some((url, certificate)))
         })
         .await?;
-    ensure!(pages.url == format!("https://127.0.0.1:{port}"), "the agent publishes {}", pages.url);
+    ensure!(url == format!("https://127.0.0.1:{port}"), "the agent publishes {url}");
     harness.note("an agent publishes its certificate, and its probes need no token");
-    Ok(pages)
+    Ok(Pages { _agent: agent, url, certificate })
 }
 
-/// Starts the scheduler with its shipped rights. Returns the address of the dashboard.
-async fn start_scheduler(harness: &Harness, cluster: &Cluster, kubectl: &Kubectl) -> Result<String> {
+/// Starts the scheduler with its shipped rights. Returns it with the address of its dashboard.
+async fn start_scheduler(
+    harness: &Harness,
+    cluster: &Cluster,
+    kubectl: &Kubectl,
+) -> Result<(Component, String)> {
     let account = format!("--serviceaccount={NAMESPACE}:{SCHEDULER}");
     let (verbs, maps) = ("--verb=list,watch", "--resource=configmaps");
     kubectl.run(&["-n", "kube-system", "create", "role", SCHEDULER, verbs, maps])?;
@@ -155,6 +160,5 @@ async fn start_scheduler(harness: &Harness, cluster: &Cluster, kubectl: &Kubectl
         .argument(format!("--dashboard-listen={dashboard}"))
         .argument(format!("--agent-token={}", token.display()))
         .argument(format!("--kubeconfig={}", kubeconfig.display()));
-    harness.start("tessera-scheduler", program)?;
-    Ok(dashboard)
+    Ok((harness.start("tessera-scheduler", program)?, dashboard))
 }
