@@ -1,13 +1,16 @@
 //! The login of the pages: a token of Kubernetes, sent with each request or kept in a cookie.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Form, Router};
+use futures::StreamExt as _;
 use serde::Deserialize;
 use tessera_cluster::Client;
 use tessera_cluster::access::{Gate, Protection};
@@ -28,8 +31,14 @@ pub const DASHBOARD_URL: &str = "/tessera/dashboard";
 /// Non-resource URL of the metrics in roles: that of all programs, so that the usual roles of Prometheus suffice.
 pub const METRICS_URL: &str = "/metrics";
 
+/// Time after which a stream ends. Its reader connects again and is checked again.
+const STREAM_LIFETIME: Duration = Duration::from_secs(600);
+
 /// Longest token that fits into a cookie. Browsers store 4096 bytes with the name and the attributes.
 const MAX_COOKIE_TOKEN_BYTES: usize = 3900;
+
+/// Path of the live updates.
+const STREAM_PATH: &str = "/api/v1/stream";
 
 /// Size limit of the login form.
 const MAX_FORM_BYTES: usize = 16 << 10;
@@ -48,6 +57,7 @@ pub struct Login {
     gate: Arc<Gate>,
     /// True if the pages are served with TLS.
     is_secure: bool,
+    stream_lifetime: Duration,
 }
 
 #[derive(Deserialize)]
@@ -60,7 +70,14 @@ impl Login {
     #[must_use]
     pub fn new(client: Client, is_secure: bool) -> Self {
         let protection = Protection { audience: AUDIENCE, role: READER_ROLE };
-        Self { gate: Arc::new(Gate::new(client, protection)), is_secure }
+        let gate = Arc::new(Gate::new(client, protection));
+        Self { gate, is_secure, stream_lifetime: STREAM_LIFETIME }
+    }
+
+    /// Returns the same login with another lifetime of streams.
+    #[must_use]
+    pub fn with_stream_lifetime(self, stream_lifetime: Duration) -> Self {
+        Self { stream_lifetime, ..self }
     }
 
     /// Returns the router with the login page and with a check of all other requests.
@@ -107,12 +124,22 @@ async fn check(login: Login, request: Request, next: Next) -> Response {
     }
     let url = if path == "/metrics" { METRICS_URL } else { DASHBOARD_URL };
     let (peer, token) = (Peer::of_request(&request), login.token(request.headers()));
-    let Err(denied) = login.gate.check(peer, token, url).await else { return next.run(request).await };
+    let Err(denied) = login.gate.check(peer, token, url).await else {
+        let is_stream = path == STREAM_PATH;
+        let answer = next.run(request).await;
+        return if is_stream { limited(answer, login.stream_lifetime) } else { answer };
+    };
     match path {
         "/" if denied.code() == StatusCode::UNAUTHORIZED => see_other("login"),
         _ if path.starts_with("/api/") => problem(denied.code(), denied.to_string()),
         _ => refusal(denied.code(), &denied.to_string()),
     }
+}
+
+/// Ends an answer after this time.
+fn limited(answer: Response, lifetime: Duration) -> Response {
+    let end = Box::pin(tokio::time::sleep(lifetime));
+    answer.map(|body| Body::from_stream(body.into_data_stream().take_until(end)))
 }
 
 /// Checks a token and keeps it in a cookie.

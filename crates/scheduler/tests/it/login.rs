@@ -1,6 +1,7 @@
 //! The login of the pages.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -116,6 +117,20 @@ async fn a_login_is_kept_in_a_cookie_that_scripts_and_other_sites_do_not_get() {
         let cleared = format!("{name}=; Path=/; HttpOnly; SameSite=Strict{ending}; Max-Age=0");
         assert_eq!(header_of(&answer, header::SET_COOKIE), cleared);
     }
+}
+
+/// A reader that lost the right must not follow the cluster for ever.
+#[tokio::test]
+async fn a_stream_ends_so_that_its_reader_is_checked_again() {
+    let stage = Stage::new(true).await;
+    let login =
+        Login::new(connect_to(stage.reviews.url()).unwrap(), true).with_stream_lifetime(Duration::ZERO);
+    let pages = pages(Arc::clone(&stage.replica.app), 1 << 20, &[], Some(login));
+    let request = Request::get("/api/v1/stream").header(header::AUTHORIZATION, "Bearer reader");
+    let answer = pages.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(answer.status().as_u16(), 200);
+    let ended = tokio::time::timeout(Duration::from_secs(60), text(answer)).await;
+    assert!(ended.is_ok(), "the stream goes on");
 }
 
 #[tokio::test]
