@@ -90,7 +90,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "rights",
-        "an agent's token writes nothing but its own fields, owners cannot lift their limits; installed in another namespace",
+        "an agent's token writes nothing but its own fields, owners cannot lift their limits, pages need a token; installed in another namespace",
         Enclosed(rights::run),
         Always
     ),

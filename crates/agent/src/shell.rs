@@ -45,6 +45,7 @@ use self::{
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     grants::grants_memory,
+    http::{AccessError, PAGE_PATHS, PagesAccess, PagesPort},
     library::install_library,
     sampler::{Sampler, Sampling, sample_gpu},
     standalone::{Standalone, StandaloneError},
@@ -68,8 +69,10 @@ pub struct Ports<C> {
     pub cluster: Arc<C>,
     /// Path of the kubelet's podresources socket.
     pub pod_resources: PathBuf,
-    /// Listener of the agent's HTTP pages, if they are served.
-    pub listen: Option<TcpListener>,
+    /// The agent's HTTP pages, if they are served.
+    pub pages: Option<PagesPort>,
+    /// Listener of the kubelet's probes, if they are served.
+    pub probes: Option<TcpListener>,
     /// Configuration of the sampler.
     pub sampling: Sampling,
 }
@@ -119,8 +122,11 @@ pub async fn run<C: Cluster>(
     let libraries = settings.isolation.library.as_ref().map(library::library_files).unwrap_or_default();
     let sampler = Sampler::new(ports.gpus.clone(), ports.sampling).with_libraries(libraries);
     let sampler = Arc::new(sampler);
-    if let Some(listener) = ports.listen {
-        tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
+    if let Some(pages) = ports.pages {
+        tasks.spawn(http::serve(pages, messages.clone(), sampler.clone(), stop.clone()));
+    }
+    if let Some(listener) = ports.probes {
+        tasks.spawn(http::serve_probes(listener, messages.clone(), sampler.clone(), stop.clone()));
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);

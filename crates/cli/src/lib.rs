@@ -20,6 +20,7 @@ mod show;
 pub mod survey;
 mod table;
 mod top;
+mod usage;
 mod what_if;
 
 use std::ffi::OsString;

@@ -1,10 +1,9 @@
-//! Loads data from the API server, a scheduler, or agents.
+//! Loads data from the API server or a scheduler.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use futures::{StreamExt as _, stream};
 use serde::de::DeserializeOwned;
 use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_cluster::list::{self, ListKind};
@@ -13,17 +12,13 @@ use tessera_core::quota::Quota;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::{Node, Pod};
 use tessera_wire::foreign::{quota, unhealthy};
-use tessera_wire::tessera::node_use::{self, NodeUse};
 use tessera_wire::tessera::rules::{self, Rules};
 
 use crate::options::{NodeSelection, SourceOptions};
 use crate::survey::{Survey, UnhealthyGpus};
 
 /// Timeout of a query to a scheduler, which answers from memory.
-const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Number of agents that are queried concurrently.
-const MAX_CONCURRENT_AGENTS: usize = 64;
+pub(crate) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects to the API server.
 pub(crate) async fn client(source: &SourceOptions) -> Result<Client> {
@@ -150,45 +145,6 @@ pub(crate) async fn from_scheduler<T: DeserializeOwned>(
 fn error_of(text: &str) -> Option<String> {
     let value: serde_json::Value = serde_json::from_str(text).ok()?;
     value["error"].as_str().filter(|error| !error.is_empty()).map(str::to_owned)
-}
-
-/// Queries the agents of all nodes for their measurements.
-pub(crate) async fn agents(
-    survey: &Survey,
-    timeout: Duration,
-) -> BTreeMap<String, Result<NodeUse, AgentError>> {
-    let fetcher = Fetcher::new(timeout);
-    let queries = survey.with_gpus().map(|(facts, state)| {
-        let (name, agent, fetcher) = (state.node().name.to_string(), facts.agent.clone(), fetcher.clone());
-        async move {
-            let answer = match agent {
-                None => Err(AgentError::NoAddress),
-                Some(agent) => query_agent(&fetcher, &agent).await,
-            };
-            (name, answer)
-        }
-    });
-    let queries: Vec<_> = queries.collect();
-    stream::iter(queries).buffer_unordered(MAX_CONCURRENT_AGENTS).collect().await
-}
-
-/// An agent whose measurements are not available.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AgentError {
-    #[error("the node publishes no address")]
-    NoAddress,
-    #[error("no answer from {url}: {source}")]
-    Fetch { url: String, source: FetchError },
-    #[error("{url}: {source}")]
-    Json { url: String, source: serde_json::Error },
-}
-
-async fn query_agent(fetcher: &Fetcher, agent: &str) -> Result<NodeUse, AgentError> {
-    let url = format!("{}{}", agent.trim_end_matches('/'), node_use::PATH);
-    match fetcher.get(&url).await {
-        Ok(text) => serde_json::from_str(&text).map_err(|source| AgentError::Json { url, source }),
-        Err(source) => Err(AgentError::Fetch { url, source }),
-    }
 }
 
 /// Returns the memory unit for an extender that does not report one.

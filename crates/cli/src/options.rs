@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tessera_cluster::Selection;
 use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::tessera::rules;
 
 /// Options that select the source of the data.
 #[derive(Clone, Debug, Default, Args)]
@@ -20,9 +21,13 @@ pub(crate) struct SourceOptions {
     pub(crate) context: Option<String>,
 
     /// Query the `inspect` endpoint of a scheduler instead of the API server: http://HOST:PORT,
-    /// optionally with a path.
+    /// optionally with a path. `top` and `tree` read the agents that need a token through it.
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) endpoint: Option<String>,
+
+    /// Namespace of the scheduler, through which `top` and `tree` read agents that need a token.
+    #[arg(long, value_name = "NAME", global = true, default_value = rules::LEASE.0)]
+    pub(crate) scheduler_namespace: String,
 
     /// Unit of aliyun.com/gpu-mem on nodes that do not publish theirs: GiB, MiB or a number such as
     /// 256MiB.

@@ -19,10 +19,7 @@ use crate::plugin::Plugin;
 use crate::share::ShareTable;
 use crate::survey::Survey;
 use crate::top::ClusterUse;
-use crate::{load, print, show, what_if};
-
-/// Timeout of a query to an agent.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::{load, print, show, usage, what_if};
 
 /// The plugin and its output device.
 #[derive(Clone, Copy, Debug)]
@@ -243,7 +240,7 @@ async fn tree(source: &SourceOptions, options: &Tree) -> Result<ExitCode> {
     }
     let used = match options.no_agents {
         true => Default::default(),
-        false => load::agents(&survey, AGENT_TIMEOUT).await,
+        false => usage::of_nodes(&client, source, &survey).await,
     };
     for (node, answer) in &used {
         if let Err(error) = answer {
@@ -275,7 +272,7 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
             problem?;
             return Ok(ExitCode::SUCCESS);
         }
-        let usage = ClusterUse::new(load::agents(&survey, AGENT_TIMEOUT).await);
+        let usage = ClusterUse::new(usage::of_nodes(&client, source, &survey).await);
         let text = match form {
             Some(form) => document::print(&usage, form)?,
             None => show::top::table(&usage, !options.no_headers, context.paint),

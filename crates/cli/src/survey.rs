@@ -16,7 +16,7 @@ use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::{MiB, NodeName, PodUid};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::foreign::objects::{Node, Pod};
-use tessera_wire::tessera::node_use;
+use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
 use tessera_wire::tessera::rules::Rules;
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
@@ -53,8 +53,8 @@ pub struct NodeFacts {
     pub shared_memory: MiB,
     /// Internal address of the node.
     pub address: Option<String>,
-    /// URL of the node's agent, if the node has an address.
-    pub agent: Option<String>,
+    /// Address of the node's agent, if the node has an address.
+    pub agent: Option<AgentAddress>,
     /// Labels that quotas refer to.
     pub quota_labels: QuotaLabels,
     /// Value of the condition `Ready`, or `None` without it.
@@ -236,8 +236,7 @@ impl NodeFacts {
         let quota = rules.quota.as_ref();
         let internal = node.status.addresses.iter().find(|address| address.kind == "InternalIP");
         let address = internal.map(|address| address.address.clone());
-        let named = node.metadata.annotations.get(node_use::ADDRESS_KEY).cloned();
-        let agent = named.or_else(|| address.as_ref().map(|address| agent_at(address)));
+        let agent = AgentAddress::of(node);
         let ready = node.status.conditions.iter().find(|condition| condition.kind == "Ready");
         Self {
             problem: None,
@@ -264,15 +263,5 @@ impl NodeFacts {
             None => "Unknown",
         };
         if self.cordoned { format!("{ready},SchedulingDisabled") } else { ready.to_owned() }
-    }
-}
-
-/// Returns the default URL of an agent. An IPv6 address is put in brackets.
-fn agent_at(address: &str) -> String {
-    let port = node_use::DEFAULT_PORT;
-    if address.contains(':') {
-        format!("http://[{address}]:{port}")
-    } else {
-        format!("http://{address}:{port}")
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tessera_wire::tessera::node_use::NodeUse;
 
-use crate::load::AgentError;
+use crate::usage::UsageError;
 
 /// Measured use of all nodes, sorted by name.
 #[derive(Debug, Default, Serialize)]
@@ -24,8 +24,8 @@ pub(crate) struct NodeUseRow {
 }
 
 impl ClusterUse {
-    pub(crate) fn new(answers: BTreeMap<String, Result<NodeUse, AgentError>>) -> Self {
-        let node = |(node, answer): (String, Result<NodeUse, AgentError>)| match answer {
+    pub(crate) fn new(answers: BTreeMap<String, Result<NodeUse, UsageError>>) -> Self {
+        let node = |(node, answer): (String, Result<NodeUse, UsageError>)| match answer {
             Ok(used) => NodeUseRow { node, used: Some(used), error: None },
             Err(error) => NodeUseRow { node, used: None, error: Some(error.to_string()) },
         };

@@ -1,6 +1,8 @@
 //! Fetches documents over HTTP from servers other than the API server, such as schedulers and
 //! agents.
 
+mod pinned;
+
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, Limited};
@@ -8,6 +10,7 @@ use hyper_util::client::legacy::Client as Hyper;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::Body;
+use tessera_wire::tessera::agent_address::Fingerprint;
 
 use crate::causes::innermost;
 use crate::connect::connect_to;
@@ -24,6 +27,12 @@ pub enum FetchError {
     /// The connection failed.
     #[error("{0}")]
     Unreachable(String),
+    /// The server has another certificate than the expected one.
+    #[error("the server has another certificate than the expected one")]
+    Certificate,
+    /// The token contains characters that no header may contain.
+    #[error("the token cannot be sent in a header; check its file")]
+    Token,
     /// The server did not answer before the timeout.
     #[error("no answer within {0:?}")]
     Late(Duration),
@@ -64,6 +73,21 @@ impl Fetcher {
     pub async fn get(&self, url: &str) -> Result<String, FetchError> {
         let fetched = async {
             if url.starts_with("https:") { secure(url, self.max_bytes).await } else { self.plain(url).await }
+        };
+        tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
+    }
+
+    /// Returns the text at an HTTPS URL whose server has this certificate. Sends the token, if there is one, to this
+    /// server only.
+    pub async fn get_pinned(
+        &self,
+        url: &str,
+        certificate: Fingerprint,
+        token: Option<&str>,
+    ) -> Result<String, FetchError> {
+        let fetched = async {
+            let (parts, body) = pinned::get(url, certificate, token).await?.into_parts();
+            read(parts.status, body, self.max_bytes).await
         };
         tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
     }

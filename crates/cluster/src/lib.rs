@@ -1,10 +1,11 @@
 //! The part of the Kubernetes API that Tessera uses: a client, lean objects, watches, the leader's
-//! lease, and the Binding that carries a grant.
+//! lease, the Binding that carries a grant, and who may read pages.
 //!
 //! No other crate uses the client library, whose major version follows Kubernetes releases.
 
 #![warn(missing_docs)]
 
+pub mod access;
 mod binding;
 mod causes;
 mod connect;

@@ -139,6 +139,16 @@ pub async fn lease_annotations(client: &Client, namespace: &str, name: &str) -> 
     found.and_then(|lease| lease.metadata.annotations).unwrap_or_default()
 }
 
+/// Reads JSON from a Service through the API server. `service` is `NAME:PORT`, and `path` begins with a slash.
+pub async fn from_service<T: DeserializeOwned>(
+    client: &Client,
+    namespace: &str,
+    service: &str,
+    path: &str,
+) -> Result<T, ApiError> {
+    get(client, &format!("/api/v1/namespaces/{namespace}/services/{service}/proxy{path}")).await
+}
+
 /// Returns the names of all namespaces.
 pub async fn namespaces(client: &Client) -> Result<Vec<String>, ApiError> {
     let found = Api::<Namespace>::all(client.clone()).list_metadata(&ListParams::default()).await?;

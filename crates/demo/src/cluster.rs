@@ -81,7 +81,7 @@ impl Cluster {
         };
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client.clone())));
-        let routes = router(Arc::clone(&app), BODY_LIMIT, &[]);
+        let routes = router(Arc::clone(&app), BODY_LIMIT, &[], None);
         let serving = tokio::spawn(serve_all(vec![(listener, routes, ALL, None)]));
         let membership = Membership {
             identity: format!("demo_{}", std::process::id()),

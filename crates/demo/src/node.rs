@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, OnEscape, WithoutLibrary};
-use tessera_agent::shell::{self, Ports, RunError, Sampling};
+use tessera_agent::shell::{self, PagesAccess, PagesPort, Ports, RunError, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
 use tessera_core::placement::Policy;
@@ -18,6 +18,7 @@ use tessera_sim::apiserver::ApiServer;
 use tessera_sim::kubelet::node::{SimulatedNode, SimulatedNodeSettings};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::kubelet::container_response::InjectionSettings;
+use tessera_wire::tessera::agent_address::AgentAddress;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -84,7 +85,9 @@ impl DemoNode {
             watch_health: true,
             cluster: Arc::new(NodeClient::new(client, name.clone())),
             pod_resources: root.join("pod-resources/kubelet.sock"),
-            listen: Some(listener),
+            // The demo is on one host, and its API server has no users.
+            pages: Some(PagesPort { listener, access: PagesAccess::Open }),
+            probes: None,
             sampling: Sampling { proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
@@ -152,7 +155,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(10),
         ignored_xids: std::collections::BTreeSet::new(),
-        advertise: Some(url.to_owned()),
+        advertise: Some(AgentAddress { url: url.to_owned(), certificate: None }),
     }
 }
 

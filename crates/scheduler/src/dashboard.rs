@@ -9,6 +9,7 @@ mod assets;
 mod changes;
 pub mod decisions;
 mod http;
+pub mod login;
 mod lookup;
 mod stream;
 pub mod view;
@@ -17,6 +18,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::Semaphore;
 
+pub use self::agent::AgentReader;
 pub(crate) use self::http::MAX_MANIFEST_BYTES;
 pub use self::http::routes;
 pub(crate) use self::http::run_view;

@@ -25,6 +25,7 @@ pub(crate) use self::calls::{Caller, limit as limit_calls};
 pub use self::listeners::{ALL, PAGES, PROBES, VERBS, serve_all};
 pub use self::retry_wait::RetryWait;
 use crate::dashboard;
+use crate::dashboard::login::Login;
 
 /// Default limit of a request body in bytes: enough for whole nodes of a cluster of 2,500 nodes.
 pub const BODY_LIMIT: usize = 32 << 20;
@@ -77,8 +78,8 @@ fn predicates(prefix: &str) -> MethodRouter<Arc<App>> {
 }
 
 /// Creates the router of the pages and of the API for reading. They are served under IP addresses, `localhost` and
-/// these names.
-pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
+/// these names, to everyone or to callers with a login.
+pub fn pages(app: Arc<App>, body_limit: usize, names: &[String], login: Option<Login>) -> Router {
     let body_limit = body_limit.min(dashboard::MAX_MANIFEST_BYTES);
     let mut router = Router::new();
     for prefix in PREFIXES {
@@ -93,7 +94,7 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
     }
     let names: Arc<[String]> = names.into();
     let check = move |request: Request, next: Next| refuse_foreign(Arc::clone(&names), request, next);
-    router
+    let router = router
         .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
@@ -104,9 +105,12 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
         .route("/version", get(views::version))
         .route("/metrics", get(views::metrics))
         .route("/metrics/nodes", get(views::metrics_by_node))
-        .merge(dashboard::routes(&app, body_limit))
-        .layer(middleware::from_fn(check))
-        .with_state(app)
+        .merge(dashboard::routes(&app, body_limit));
+    let router = match login {
+        Some(login) => login.protect(router),
+        None => router,
+    };
+    router.layer(middleware::from_fn(check)).with_state(app)
 }
 
 /// Creates the router of the probes.
@@ -117,9 +121,10 @@ pub fn probes(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Creates a router with all routes, for one listener without authentication.
-pub fn router(app: Arc<App>, body_limit: usize, names: &[String]) -> Router {
-    verbs(Arc::clone(&app), body_limit).merge(pages(Arc::clone(&app), body_limit, names)).merge(probes(app))
+/// Creates a router with all routes, for one listener whose verbs need no authentication.
+pub fn router(app: Arc<App>, body_limit: usize, names: &[String], login: Option<Login>) -> Router {
+    let pages = pages(Arc::clone(&app), body_limit, names, login);
+    verbs(Arc::clone(&app), body_limit).merge(pages).merge(probes(app))
 }
 
 async fn refuse_browsers(request: Request, next: Next) -> Response {

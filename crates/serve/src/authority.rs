@@ -1,4 +1,5 @@
-//! Makes certificates: an authority of our own, and the certificates of the server and its client that it signs.
+//! Makes certificates: an authority of our own, the certificates of the server and its client that it signs, and
+//! certificates without an authority, which clients know by their fingerprint.
 //!
 //! Times are arguments, in seconds since 1970.
 
@@ -8,6 +9,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, date_time_ymd,
 };
+use sha2::{Digest as _, Sha256};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -20,6 +22,9 @@ const AUTHORITY_VALIDITY: Duration = DAY.saturating_mul(3650);
 /// Validity of the certificates of server and client. Where kube-scheduler's certificate is copied by hand, the last
 /// third of this time is left for it.
 const VALIDITY: Duration = DAY.saturating_mul(365);
+
+/// Validity of a certificate without an authority. It is made at every start, and clients compare only its fingerprint.
+const SELF_SIGNED_VALIDITY: Duration = DAY.saturating_mul(3650);
 
 /// Certificates cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +40,17 @@ pub struct Issued {
     pub key: String,
     /// The time after which it should be renewed: two thirds of its validity.
     pub renew_after: u64,
+}
+
+/// A certificate that no authority has signed, and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelfSigned {
+    /// The part that peers see, in PEM.
+    pub certificate: String,
+    /// The private part, in PEM.
+    pub key: String,
+    /// The fingerprint: the SHA-256 hash of the certificate.
+    pub sha256: [u8; 32],
 }
 
 /// The side of a connection that a certificate is for.
@@ -69,6 +85,19 @@ pub fn issue(authority_key: &str, side: Side, names: &[&str], now: u64) -> Resul
     }];
     let key = KeyPair::generate()?;
     issued(&params.signed_by(&key, &issuer)?, &key, now, VALIDITY)
+}
+
+/// Makes a certificate for a server with this name that no authority has signed.
+pub fn self_signed(name: &str, now: u64) -> Result<SelfSigned, AuthorityError> {
+    let mut params = CertificateParams::new(vec![name.to_owned()])?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    set_validity(&mut params, now, SELF_SIGNED_VALIDITY);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate()?;
+    let certificate = params.self_signed(&key)?;
+    let sha256 = Sha256::digest(certificate.der());
+    Ok(SelfSigned { certificate: certificate.pem(), key: key.serialize_pem(), sha256: sha256.into() })
 }
 
 /// Returns the parameters of every authority of ours. The name must not change, because certificates name their

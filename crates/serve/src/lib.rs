@@ -1,11 +1,12 @@
 //! The connection layer of Tessera's HTTP servers.
 //!
 //! [`table`] decides which connections a listener keeps, [`browser`] which requests of browsers are answered; both
-//! are free of IO. [`serve`] accepts connections by these decisions, and [`Tls`] adds TLS with certificates that may
-//! be replaced at run time.
+//! are free of IO. [`access`] reads tokens. [`serve`] accepts connections by these decisions, and [`Tls`] adds TLS with
+//! certificates that may be replaced at run time.
 
 #![warn(missing_docs)]
 
+pub mod access;
 pub mod authority;
 pub mod browser;
 pub mod files;

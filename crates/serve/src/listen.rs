@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::access::Peer;
 use crate::table::{Admission, ConnectionId, ConnectionLimits, ConnectionTable, Phase};
 use crate::tls::Tls;
 
@@ -90,7 +91,8 @@ async fn speak_http(
     router: Router,
     connection: Arc<Open>,
 ) {
-    let answer = service_fn(move |request: Request<Incoming>| {
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(connection.peer);
         let (router, connection) = (TowerToHyperService::new(router.clone()), Arc::clone(&connection));
         async move {
             connection.set(Phase::Busy);
@@ -127,6 +129,7 @@ struct Table {
 #[derive(Debug)]
 struct Open {
     id: ConnectionId,
+    peer: Peer,
     connections: Arc<Connections>,
     /// The phase of the connection; `None` when it has to be closed.
     phase: watch::Receiver<Option<Phase>>,
@@ -149,7 +152,7 @@ impl Connections {
         }
         let (sender, phase) = watch::channel(Some(Phase::Opening));
         table.phases.insert(id, sender);
-        Some(Open { id, connections: Arc::clone(self), phase })
+        Some(Open { id, peer: Peer::of(peer), connections: Arc::clone(self), phase })
     }
 }
 

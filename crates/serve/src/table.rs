@@ -146,7 +146,7 @@ impl ConnectionTable {
 }
 
 /// Returns the address by which connections are counted. One host has a whole /64 of IPv6 addresses.
-fn group(peer: IpAddr) -> IpAddr {
+pub(crate) fn group(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
             let prefix = u128::from(address) & !u128::from(u64::MAX);

@@ -84,8 +84,17 @@ impl TlsPem {
 /// A TLS acceptor that uses the current certificates.
 #[derive(Clone)]
 pub struct Tls {
-    current: Arc<RwLock<Arc<ServerConfig>>>,
+    current: Arc<RwLock<Configurations>>,
     client_name: Option<ServerName<'static>>,
+}
+
+/// The TLS configurations with one certificate of the server.
+#[derive(Clone, Debug)]
+struct Configurations {
+    /// Requires a certificate of the client, if there is an authority of clients.
+    checking: Arc<ServerConfig>,
+    /// Requires none.
+    public: Arc<ServerConfig>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -104,9 +113,9 @@ impl Tls {
         let contents = files.read_if_changed()?.unwrap_or_default().to_vec();
         let tls = Self::new(&contents, clients.map(|clients| clients.name))?;
         let current = tls.clone();
-        tokio::spawn(files.follow(move |contents| match configuration(contents) {
-            Ok(configuration) => {
-                current.replace(configuration);
+        tokio::spawn(files.follow(move |contents| match configurations(contents) {
+            Ok(configurations) => {
+                current.replace(configurations);
                 tracing::info!("the certificates were replaced");
             }
             Err(error) => {
@@ -121,9 +130,20 @@ impl Tls {
         Self::new(&pem.contents(), Some(client_name.to_owned()))
     }
 
+    /// Accepts all clients with this certificate and key, in PEM.
+    pub fn for_all(certificate: &str, key: &str) -> Result<Self, TlsError> {
+        Self::new(&[certificate.as_bytes().to_vec(), key.as_bytes().to_vec()], None)
+    }
+
+    /// Returns an acceptor with the same certificate of the server, now and later, that accepts all clients.
+    #[must_use]
+    pub fn without_client_check(&self) -> Self {
+        Self { current: Arc::clone(&self.current), client_name: None }
+    }
+
     /// Uses other certificates for new connections.
     pub fn update(&self, pem: TlsPem) -> Result<(), TlsError> {
-        self.replace(configuration(&pem.contents())?);
+        self.replace(configurations(&pem.contents())?);
         Ok(())
     }
 
@@ -131,7 +151,7 @@ impl Tls {
         let client_name = client_name
             .map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::ClientName(name)))
             .transpose()?;
-        Ok(Self { current: Arc::new(RwLock::new(configuration(contents)?)), client_name })
+        Ok(Self { current: Arc::new(RwLock::new(configurations(contents)?)), client_name })
     }
 
     /// Returns whether clients need a certificate.
@@ -155,11 +175,13 @@ impl Tls {
     }
 
     fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner)))
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let used = if self.checks_clients() { &current.checking } else { &current.public };
+        TlsAcceptor::from(Arc::clone(used))
     }
 
-    fn replace(&self, configuration: Arc<ServerConfig>) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = configuration;
+    fn replace(&self, configurations: Configurations) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = configurations;
     }
 }
 
@@ -169,7 +191,12 @@ fn has_name(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
         .is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(name).is_ok())
 }
 
-/// Creates the TLS configuration from the certificate chain, the key and the authority of clients, in this order.
+/// Creates the TLS configurations from the certificate chain, the key and the authority of clients, in this order.
+fn configurations(contents: &[Vec<u8>]) -> Result<Configurations, TlsError> {
+    let without_authority = &contents[..contents.len().min(2)];
+    Ok(Configurations { checking: configuration(contents)?, public: configuration(without_authority)? })
+}
+
 fn configuration(contents: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
     let file = |number: usize| contents.get(number).map(Vec::as_slice).unwrap_or_default();
     let certificates = |pem| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();

@@ -16,15 +16,16 @@ use anyhow::{Context as _, Result, ensure};
 use tessera_agent::controller::{
     AgentSettings, InstalledLibrary, Isolation, LibraryError, OnEscape, WithoutLibrary,
 };
-use tessera_agent::shell::{self, Ports, install_library};
+use tessera_agent::shell::{self, PagesAccess, PagesPort, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::kubelet::container_response::InjectionSettings;
+use tessera_wire::tessera::agent_address::AgentAddress;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::{EscapeAction, Registration};
+use self::arguments::{EscapeAction, PagesReaders, Registration};
 use crate::{host, old_flags, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -44,22 +45,43 @@ async fn serve(arguments: Arguments) -> Result<()> {
             "unknown word in --disable-health-checks is ignored; write all, xids or numbers of XIDs"
         );
     }
-    let (labels, advertise) = (labels(&arguments.node_labels)?, advertised(&arguments)?);
+    let (labels, advertised) = (labels(&arguments.node_labels)?, advertised(&arguments)?);
     let listen = address(&arguments)?;
     let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
+    let access = match arguments.pages_access {
+        PagesReaders::Authenticated => PagesAccess::authenticated(client.clone())?,
+        PagesReaders::Open => PagesAccess::Open,
+    };
     let node = NodeClient::new(client, arguments.node_name.clone());
     let gpus = arguments.gpus.open();
     let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
-    let mut settings = AgentSettings { labels, advertise, ..settings(&arguments, by_cdi)? };
-    let listener = match listen {
-        Some(address) => Some(host::listen(address, "--listen").await?),
+    let mut settings = AgentSettings { labels, ..settings(&arguments, by_cdi)? };
+    let mut pages = None;
+    if let Some(address) = listen {
+        let (listener, address) = host::listen(address, "--listen").await?;
+        let scheme = if arguments.pages_access == PagesReaders::Open { "http" } else { "https" };
+        tracing::info!(url = %format_args!("{scheme}://{address}/"), "serving pages");
+        if arguments.pages_access == PagesReaders::Open && !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "every client that reaches this address can read which pods and processes use the GPUs; \
+                 use --pages-access authenticated, or restrict it by a NetworkPolicy"
+            );
+        }
+        let certificate = access.fingerprint().map(Ok);
+        let url = advertised.or_else(|| reached_at(scheme, address));
+        settings.advertise = url.map(|url| AgentAddress { url, certificate });
+        pages = Some(PagesPort { listener, access });
+    }
+    let probes = match arguments.probes_listen.0 {
+        Some(address) => {
+            let (listener, address) = host::listen(address, "--probes-listen").await?;
+            tracing::info!(url = %format_args!("http://{address}/"), "answering probes");
+            Some(listener)
+        }
         None => None,
     };
-    if let Some((_, address)) = &listener {
-        tracing::info!(url = %format_args!("http://{address}/"), "serving pages");
-        settings.advertise = settings.advertise.or_else(|| reached_at(*address));
-    }
     if let (None, Some(url)) = (&settings.instance_type, &arguments.instance_type_url) {
         settings.instance_type = instance_type::fetch(url).await;
     }
@@ -69,7 +91,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
         watch_health: arguments.health_check && !arguments.disable_health_checks.all,
         cluster: Arc::new(node),
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
-        listen: listener.map(|(listener, _)| listener),
+        pages,
+        probes,
         sampling,
     };
     let stop = CancellationToken::new();
@@ -170,17 +193,20 @@ fn address(arguments: &Arguments) -> Result<Option<SocketAddr>> {
 fn advertised(arguments: &Arguments) -> Result<Option<String>> {
     let Some(url) = &arguments.advertise else { return Ok(None) };
     let known = url.starts_with("http://") || url.starts_with("https://");
-    ensure!(known, "--advertise {url}: write a URL such as http://10.0.0.5:5678");
+    ensure!(known, "--advertise {url}: write a URL such as https://10.0.0.5:5678");
+    // No client would send a token to such a URL.
+    let fits = arguments.pages_access == PagesReaders::Open || url.starts_with("https://");
+    ensure!(fits, "--advertise {url}: the pages need HTTPS; write https://..., or --pages-access open");
     Ok(Some(url.trim_end_matches('/').to_owned()))
 }
 
 /// Returns the URL of the pages with the address from the pod's environment.
-fn reached_at(listening: SocketAddr) -> Option<String> {
+fn reached_at(scheme: &str, listening: SocketAddr) -> Option<String> {
     // On the host network both addresses are equal. Otherwise only the pod's own address leads
     // here.
     let address =
         ["POD_IP", "HOST_IP"].into_iter().find_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok());
-    address.map(|address| format!("http://{}", SocketAddr::new(address, listening.port())))
+    address.map(|address| format!("{scheme}://{}", SocketAddr::new(address, listening.port())))
 }
 
 fn labels(text: &str) -> Result<BTreeMap<String, String>> {

@@ -10,8 +10,10 @@ use crate::{Arguments, old_flags};
 /// Flags of other programs in the documentation: cargo, kubectl, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
+    "audience",
     "bench",
     "cfg",
+    "clusterrole",
     "data-binary",
     "device-name-strategy",
     "dry-run",
@@ -32,6 +34,7 @@ const OF_OTHERS: &[&str] = &[
     "serviceaccount",
     "target",
     "test",
+    "type",
     "use-legacy-policy-config",
     "verb",
     "workspace",

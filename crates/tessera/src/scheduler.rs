@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
+use tessera_scheduler::dashboard::AgentReader;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, serve_all};
@@ -70,6 +71,11 @@ pub(crate) struct Arguments {
     /// fit
     #[arg(long, value_name = "WHICH", default_value = "best")]
     pass_on: WhichNodes,
+
+    /// File with a token of the audience tessera.dev/agent, with which the dashboard reads usage from
+    /// agents; read again for each request
+    #[arg(long, value_name = "FILE")]
+    agent_token: Option<PathBuf>,
 
     /// Name of a kube-scheduler whose pods are bound, as pods name it in schedulerName; may be given
     /// several times
@@ -137,6 +143,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         config,
         memory_unit,
         pass_on,
+        agent_token,
         scheduler_name,
         lease_namespace,
         lease,
@@ -162,7 +169,8 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
-    let app = Arc::new(App::new(State::new(settings.clone()), client).with_notices(notices));
+    let app = App::new(State::new(settings.clone()), client).with_notices(notices);
+    let app = Arc::new(app.with_agents(AgentReader::with_token(agent_token)));
     let servers = serve_all(listen.open(&app, &lease_namespace).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {

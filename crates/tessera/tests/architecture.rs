@@ -83,6 +83,7 @@ const IMPURE: &[&str] =
 const PURE_PARTS: &[&str] = &[
     "crates/agent/src/exporter",
     "crates/agent/src/controller",
+    "crates/cluster/src/access",
     "crates/scheduler/src/dashboard/view",
     "crates/scheduler/src/state",
     "crates/scheduler/src/verb",

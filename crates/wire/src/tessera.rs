@@ -1,5 +1,6 @@
 //! Formats that Tessera defines: annotations, configuration files and JSON answers.
 
+pub mod agent_address;
 pub mod explanation;
 pub mod grant;
 pub mod inventory;

@@ -116,9 +116,22 @@ impl Cluster {
         account: &str,
         node: Option<&str>,
     ) -> Result<PathBuf> {
+        let token = self.service_account_token(namespace, account, &[], node).await?;
+        let name = format!("{namespace}-{account}-{}", node.unwrap_or("nowhere"));
+        self.authority.kubeconfig_of_token(&self.server, &name, &token)
+    }
+
+    /// Returns a token of this service account for these audiences. Without any, it is for the API server.
+    pub(crate) async fn service_account_token(
+        &self,
+        namespace: &str,
+        account: &str,
+        audiences: &[&str],
+        node: Option<&str>,
+    ) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
         let mut spec = serde_json::json!({
-            "audiences": [],
+            "audiences": audiences,
             "expirationSeconds": TOKEN_LIFETIME_SECONDS,
         });
         if let Some(name) = node {
@@ -126,9 +139,7 @@ impl Cluster {
         }
         let request = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
         let made = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-        let token = made.status.context("a token request without an answer")?.token;
-        let name = format!("{namespace}-{account}-{}", node.unwrap_or("nowhere"));
-        self.authority.kubeconfig_of_token(&self.server, &name, &token)
+        Ok(made.status.context("a token request without an answer")?.token)
     }
 
     /// Adds a node that runs pods. `number` selects its networks.

@@ -17,7 +17,7 @@ use anyhow::Result;
 
 pub(in crate::scenarios) use self::{
     pods::{Container, asking},
-    stage::Stage,
+    stage::{Stage, eight_gpus},
 };
 use crate::harness::Harness;
 

@@ -1,8 +1,9 @@
 //! Refused and permitted writes under the shipped roles and admission policies, which are installed
-//! in another namespace by an overlay.
+//! in another namespace by an overlay, and who may read the pages of agents.
 
 mod agent;
 mod owner;
+mod pages;
 
 use std::{
     fs,
@@ -60,7 +61,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     cluster.wait_for_rights(&format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}")).await?;
     harness.note("the manifests are installed in another namespace");
     agent::check(&harness, &cluster, &kubectl).await?;
-    owner::check(&harness, &cluster).await
+    owner::check(&harness, &cluster).await?;
+    pages::check(&harness, &cluster, &kubectl).await
 }
 
 struct Kubectl {

@@ -10,7 +10,10 @@ use tessera_wire::{
         gpu_topology,
         objects::{Amount, Node},
     },
-    tessera::{inventory, node_use},
+    tessera::{
+        agent_address::{self, AgentAddress},
+        inventory,
+    },
 };
 
 use super::{Action, AgentSettings, EventTime, ShellError, Warning, inventory::NodeGpus};
@@ -159,8 +162,13 @@ fn node_patch(node: &Node, settings: &AgentSettings, gpus: &NodeGpus) -> NodePat
     if let Some(topology) = gpu_topology::print(gpus.node.topology()) {
         annotate(gpu_topology::KEY, topology);
     }
-    if let Some(address) = &settings.advertise {
-        annotate(node_use::ADDRESS_KEY, address.clone());
+    if let Some(AgentAddress { url, certificate }) = &settings.advertise {
+        annotate(agent_address::URL_KEY, url.clone());
+        // Without a certificate, the value of an earlier agent is cleared.
+        let fingerprint = certificate.iter().flatten().next().map(ToString::to_string);
+        if fingerprint.is_some() || node.metadata.annotations.contains_key(agent_address::CERTIFICATE_KEY) {
+            annotate(agent_address::CERTIFICATE_KEY, fingerprint.unwrap_or_default());
+        }
     }
     let label = node.metadata.labels.get(INSTANCE_TYPE);
     if let Some(instance_type) = settings.instance_type.as_ref().or(label) {

@@ -10,6 +10,7 @@ use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::{
     foreign::dialect::{Dialect, MemoryUnit},
     kubelet::{container_response::InjectionSettings, device_id::Resource},
+    tessera::agent_address::AgentAddress,
 };
 
 use super::Isolation;
@@ -41,8 +42,8 @@ pub struct AgentSettings {
     pub quiet_time: Duration,
     /// XIDs to ignore, in addition to those that applications cause.
     pub ignored_xids: BTreeSet<u64>,
-    /// URL under which others reach this agent's pages.
-    pub advertise: Option<String>,
+    /// Address under which others reach this agent's pages.
+    pub advertise: Option<AgentAddress>,
 }
 
 impl AgentSettings {

@@ -1,5 +1,6 @@
-//! HTTP pages of the agent.
+//! HTTP pages of the agent, and the probes of the kubelet.
 
+mod access;
 mod metrics;
 
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
@@ -14,19 +15,51 @@ use tessera_wire::{
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub use self::access::{AccessError, PagesAccess};
 use super::{Message, Messages, sampler::Sampler};
 use crate::{
     controller::{NotReady, View},
     exporter::{self, GpuManagerUsage, GpuSnapshot, Snapshot},
 };
 
-/// Limits of the pages: each connection needs up to 100 KiB, and the agent has 128 MiB.
+/// Limits of the pages: each connection needs up to 200 KiB with TLS, and the agent has 128 MiB.
 const LIMITS: ConnectionLimits = ConnectionLimits {
     total: 128,
     per_peer: 32,
     head_timeout: Duration::from_secs(5),
     idle_timeout: Duration::from_secs(30),
 };
+
+/// Limits of the probes. The kubelet uses one connection for each.
+const PROBE_LIMITS: ConnectionLimits = ConnectionLimits {
+    total: 32,
+    per_peer: 16,
+    head_timeout: Duration::from_secs(2),
+    idle_timeout: Duration::from_secs(2),
+};
+
+/// Paths of the pages, as ClusterRoles name them.
+pub const PAGE_PATHS: [&str; 10] = [
+    "/",
+    "/graph",
+    "/healthz",
+    "/metric",
+    "/metrics",
+    "/metrics/nodes",
+    "/readyz",
+    "/usage",
+    node_use::PATH,
+    "/version",
+];
+
+/// Listener of the pages, and who may read them.
+#[derive(Debug)]
+pub struct PagesPort {
+    /// Where the pages are served.
+    pub listener: TcpListener,
+    /// Who may read them.
+    pub access: PagesAccess,
+}
 
 #[derive(Clone)]
 struct Pages {
@@ -36,7 +69,7 @@ struct Pages {
 
 /// Serves the pages until `stop`.
 pub(super) fn serve(
-    listener: TcpListener,
+    PagesPort { listener, access }: PagesPort,
     messages: Messages,
     sampler: Arc<Sampler>,
     stop: CancellationToken,
@@ -52,11 +85,28 @@ pub(super) fn serve(
         .route(node_use::PATH, get(in_use))
         .merge(metrics::routes())
         .with_state(Pages { messages, sampler });
-    async move {
-        let served = tessera_serve::serve(listener, router, ServeOptions { limits: LIMITS, tls: None });
-        if let Some(Err(error)) = stop.run_until_cancelled(served).await {
-            tracing::error!(%error, "the HTTP server failed; the agent's pages are not served until it restarts");
-        }
+    let (router, tls) = access.protect(router);
+    run(listener, router, ServeOptions { limits: LIMITS, tls }, stop)
+}
+
+/// Serves the kubelet's probes until `stop`. They need no token, because a kubelet has none.
+pub(super) fn serve_probes(
+    listener: TcpListener,
+    messages: Messages,
+    sampler: Arc<Sampler>,
+    stop: CancellationToken,
+) -> impl Future<Output = ()> + Send {
+    let router = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .with_state(Pages { messages, sampler });
+    run(listener, router, ServeOptions { limits: PROBE_LIMITS, tls: None }, stop)
+}
+
+async fn run(listener: TcpListener, router: Router, options: ServeOptions, stop: CancellationToken) {
+    let served = tessera_serve::serve(listener, router, options);
+    if let Some(Err(error)) = stop.run_until_cancelled(served).await {
+        tracing::error!(%error, "the HTTP server failed; the agent's pages are not served until it restarts");
     }
 }
 

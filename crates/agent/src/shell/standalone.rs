@@ -10,7 +10,7 @@ use tessera_node::gpus::{Gpus, GpusError};
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Message, Messages, Sampler, Sampling, http};
+use super::{Message, Messages, PagesAccess, PagesPort, Sampler, Sampling, http};
 use crate::{controller::View, exporter::Snapshot};
 
 /// The exporter without an agent.
@@ -53,10 +53,11 @@ impl Standalone {
         self.sampler.snapshot(&self.view)
     }
 
-    /// Serves the pages until `stop`.
+    /// Serves the pages to everyone until `stop`: without Kubernetes there are no tokens to check.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         let (messages, mut inbox): (Messages, _) = mpsc::unbounded_channel();
-        let served = http::serve(listener, messages, self.sampler, stop);
+        let pages = PagesPort { listener, access: PagesAccess::Open };
+        let served = http::serve(pages, messages, self.sampler, stop);
         let view = self.view;
         let answers = async move {
             while let Some(message) = inbox.recv().await {

@@ -19,7 +19,7 @@ use std::{
 use tessera_agent::{
     controller::{AgentSettings, Isolation},
     exporter::families::MetricsOptions,
-    shell::{Ports, Sampling, run},
+    shell::{PagesAccess, PagesPort, Ports, Sampling, run},
 };
 use tessera_core::{node::Node, request::ContainerRole};
 use tessera_node::{
@@ -52,6 +52,10 @@ pub(crate) struct World {
     way: RegistrationWay,
     /// Address of the agent's pages.
     pub(crate) address: SocketAddr,
+    /// Who may read them.
+    access: PagesAccess,
+    /// Address of the agent's probes.
+    pub(crate) probes: SocketAddr,
     metrics: MetricsOptions,
     /// Time between two samples of a GPU.
     pub(crate) sample_interval: Duration,
@@ -69,10 +73,20 @@ impl World {
 
     /// Returns a world whose agent serves these metrics.
     pub(crate) async fn with_metrics(way: RegistrationWay, metrics: MetricsOptions) -> Self {
+        Self::with_pages(way, metrics, PagesAccess::Open).await
+    }
+
+    /// Returns a world whose pages these readers get.
+    pub(crate) async fn with_access(way: RegistrationWay, access: PagesAccess) -> Self {
+        Self::with_pages(way, MetricsOptions::default(), access).await
+    }
+
+    async fn with_pages(way: RegistrationWay, metrics: MetricsOptions, access: PagesAccess) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), fixtures::a100s(8).to_string()).unwrap();
         let gpus = CountedGpus::new(Simulated::new(directory.path().join("gpus")));
-        let world = Self::started(gpus, Duration::from_millis(20), directory, way, metrics, None).await;
+        let interval = Duration::from_millis(20);
+        let world = Self::started(gpus, interval, directory, way, (metrics, access), None).await;
         world.until_served().await;
         world
     }
@@ -92,7 +106,8 @@ impl World {
         let (gpus, directory) = (CountedGpus::of(gpus), tempfile::tempdir().unwrap());
         let isolation = isolation(&directory.path().join("grants"));
         let interval = Duration::from_secs(1);
-        Self::started(gpus, interval, directory, way, MetricsOptions::default(), isolation).await
+        let pages = (MetricsOptions::default(), PagesAccess::Open);
+        Self::started(gpus, interval, directory, way, pages, isolation).await
     }
 
     async fn started(
@@ -100,10 +115,11 @@ impl World {
         sample_interval: Duration,
         directory: tempfile::TempDir,
         way: RegistrationWay,
-        metrics: MetricsOptions,
+        (metrics, access): (MetricsOptions, PagesAccess),
         isolation: Option<Isolation>,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let probes = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut world = Self {
             api: Arc::default(),
             kubelet: None,
@@ -111,6 +127,8 @@ impl World {
             gpus,
             way,
             address: listener.local_addr().unwrap(),
+            access,
+            probes: probes.local_addr().unwrap(),
             metrics,
             sample_interval,
             isolation,
@@ -118,7 +136,7 @@ impl World {
             directory,
         };
         world.start_kubelet(Checkpoint::default());
-        world.start_agent_on(listener);
+        world.start_agent_on(listener, probes);
         world
     }
 
@@ -145,10 +163,11 @@ impl World {
     /// Starts an agent at the address of the earlier one.
     pub(crate) async fn start_agent(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
-        self.start_agent_on(listener);
+        let probes = TcpListener::bind(self.probes).await.unwrap();
+        self.start_agent_on(listener, probes);
     }
 
-    fn start_agent_on(&mut self, listener: TcpListener) {
+    fn start_agent_on(&mut self, listener: TcpListener, probes: TcpListener) {
         let registration = match self.way {
             RegistrationWay::Registry => {
                 RegistrationMode::PluginsRegistry(self.root().join("plugins_registry"))
@@ -173,11 +192,13 @@ impl World {
         let pod_resources = self.root().join("pod-resources/kubelet.sock");
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let listener = listener.into_std().unwrap();
+        let (listener, probes) = (listener.into_std().unwrap(), probes.into_std().unwrap());
+        let access = self.access.clone();
         let task = self.runtime.spawn(async move {
             // A listener belongs to the runtime in which it was made.
-            let listen = Some(TcpListener::from_std(listener).unwrap());
-            let ports = Ports { gpus, watch_health: true, cluster, pod_resources, listen, sampling };
+            let pages = Some(PagesPort { listener: TcpListener::from_std(listener).unwrap(), access });
+            let probes = Some(TcpListener::from_std(probes).unwrap());
+            let ports = Ports { gpus, watch_health: true, cluster, pod_resources, pages, probes, sampling };
             run(settings, ports, stopped).await.unwrap();
         });
         self.agent = Some((stop, task));

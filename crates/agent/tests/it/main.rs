@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+mod access;
 #[path = "../common/mod.rs"]
 mod common;
 mod documentation;

@@ -80,7 +80,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::load::AgentError;
+    use crate::usage::UsageError;
 
     #[test]
     fn shows_missing_measurements_and_silent_agents_as_unknown() {
@@ -92,7 +92,7 @@ mod tests {
                  {"namespace":"team","pod":"stray","uid":"v","container":"main","gpus":[{"uuid":"a","index":0,"memoryUsedMiB":700}]}]}"#,
         )
         .unwrap();
-        let refused = Err(AgentError::NoAddress);
+        let refused = Err(UsageError::NoAddress);
         let answers = BTreeMap::from([("n1".to_owned(), Ok(read)), ("n2".to_owned(), refused)]);
         assert_eq!(
             table(&ClusterUse::new(answers), true, Paint::default()),

@@ -1,9 +1,10 @@
 //! Measurements of agents, and agents that do not answer.
 
 use serde_json::{Value, json};
+use tessera_sim::http::HttpClient;
 use tokio::net::TcpListener;
 
-use crate::stage::{GPU, Stage};
+use crate::stage::{GPU, Stage, kubeconfig};
 use crate::states::{T4, node, share};
 
 fn agent(stage: &Stage, document: Value) -> String {
@@ -55,4 +56,72 @@ fn top_shows_measured_use_and_names_silent_agents() {
         warned.starts_with("warning: node n2: usedMemory is unknown and shown as 0: no answer from"),
         "{warned}"
     );
+}
+
+/// Starts an API server whose proxy of Services leads to this answer of the scheduler. It passes all other requests on
+/// to the API server of the stage, and becomes the server of its kubeconfig.
+fn add_service(stage: &Stage, answer: Value) {
+    let path = "/api/v1/namespaces/gpu-system/services/tessera-scheduler:dashboard/proxy/api/v1/nodes/n1/use";
+    let behind = stage.server.url();
+    let pass_on = move |uri: axum::http::Uri| async move {
+        let mut client = HttpClient::new(&behind).unwrap();
+        let (code, body) = client.send("GET", &uri.to_string(), &[], "").await.unwrap();
+        (axum::http::StatusCode::from_u16(code).unwrap(), [("content-type", "application/json")], body)
+    };
+    let url = stage.runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let answer = axum::routing::get(move || async move { axum::Json(answer) });
+        let router = axum::Router::new().route(path, answer).fallback(pass_on);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        url
+    });
+    std::fs::write(stage.kubeconfig(), kubeconfig(&url)).unwrap();
+}
+
+#[test]
+fn agents_that_need_a_token_are_read_through_the_scheduler() {
+    let stage = Stage::new();
+    let measured = json!({ "use": {
+        "gpus": [{ "uuid": "GPU-n1-0", "index": 0, "memoryUsedMiB": 5000, "busyPercent": 61.4 }], "containers": [],
+    } });
+    let mut node = node("n1", "10.0.0.1", "GiB", &[T4]);
+    node["metadata"]["annotations"]["tessera.dev/agent"] = "https://127.0.0.1:1".into();
+    let certificate = format!("sha256:{}", "ab".repeat(32));
+    node["metadata"]["annotations"]["tessera.dev/agent-certificate"] = certificate.into();
+    stage.node(&node);
+    let is_shown =
+        |text: &str| text.lines().nth(1).is_some_and(|line| line.contains("61%") && line.contains("5000"));
+
+    // With --endpoint, the scheduler is asked directly.
+    let scheduler = stage.runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let document = measured.clone();
+        let answer = axum::routing::get(move || async move { axum::Json(document) });
+        let router = axum::Router::new().route("/api/v1/nodes/n1/use", answer);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        url
+    });
+    let text = stage.text(GPU, &["top", "--endpoint", &scheduler]);
+    assert!(is_shown(&text), "{text}");
+
+    // Without it, the API server's proxy leads to the scheduler. This API server has none.
+    let text = stage.text(GPU, &["top"]);
+    for words in
+        ["the agent needs a token", "--endpoint URL", "services/proxy", "kube-system/tessera-scheduler"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let text = stage.text(GPU, &["top", "--endpoint", "http://127.0.0.1:1"]);
+    assert!(text.contains("--endpoint http://127.0.0.1:1 does not answer"), "{text}");
+    let json: Value = serde_json::from_str(&stage.text(GPU, &["top", "-o", "json"])).unwrap();
+    assert!(json["nodes"][0]["error"].is_string() && json["nodes"][0]["gpus"].is_null(), "{json}");
+
+    add_service(&stage, measured);
+    let text = stage.text(GPU, &["top", "--scheduler-namespace", "gpu-system"]);
+    assert!(is_shown(&text), "{text}");
+    add_service(&stage, json!({ "notMeasured": "the agent at 127.0.0.1:1 did not answer in time" }));
+    let text = stage.text(GPU, &["top", "--scheduler-namespace", "gpu-system"]);
+    assert!(text.contains("n1    -    the agent at 127.0.0.1:1 did not answer in time"), "{text}");
 }

@@ -206,7 +206,7 @@ fn endpoint_queries_a_scheduler() {
         app.set_ready(true);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, router(app, BODY_LIMIT, &[])).await });
+        tokio::spawn(async move { axum::serve(listener, router(app, BODY_LIMIT, &[], None)).await });
         url
     });
     let endpoint = ["--endpoint", url.as_str()];

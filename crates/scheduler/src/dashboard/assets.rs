@@ -18,6 +18,7 @@ macro_rules! files {
 
 files![
     "index.html",
+    "login.html",
     "icon.svg",
     "base.css",
     "parts.css",

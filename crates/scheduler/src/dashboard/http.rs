@@ -17,12 +17,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::objects::Pod;
-use tessera_wire::tessera::node_use::NodeUse;
+use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::node_use::{MeasuredUse, NodeUse};
 
 use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};
 use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
-use super::{agent, assets, stream};
+use super::{assets, stream};
 use crate::server::{App, Caller, limit_calls};
 use crate::state::{State, StateAccess as _};
 
@@ -34,7 +35,7 @@ pub(crate) const MAX_MANIFEST_BYTES: usize = 2 << 20;
 
 /// Headers of every answer: only our own files may run, no page may frame the dashboard, and no
 /// other site learns its address.
-const HEADERS: [(HeaderName, &str); 6] = [
+pub(super) const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -210,40 +211,35 @@ async fn one_pod(app: Shared, Path((namespace, name)): Path<(String, String)>) -
     found(app, format!("pod {namespace}/{name}"), move |state| pods::pod(state, &namespace, &name)).await
 }
 
-/// The measured usage, or why there is none.
-#[derive(Serialize)]
-struct Measured {
-    #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
-    used: Option<NodeUse>,
-    #[serde(rename = "notMeasured", skip_serializing_if = "Option::is_none")]
-    not_measured: Option<String>,
-}
-
-async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&mut NodeUse)) -> Response {
+async fn measured(
+    app: &App,
+    address: Result<Option<AgentAddress>, Response>,
+    keep: impl FnOnce(&mut NodeUse),
+) -> Response {
     let address = match address {
         Ok(address) => address,
         Err(answer) => return answer,
     };
-    Json(match agent::ask(address).await {
+    Json(match app.agents.read(address).await {
         Ok(mut used) => {
             keep(&mut used);
-            Measured { used: Some(used), not_measured: None }
+            MeasuredUse { used: Some(used), not_measured: None }
         }
-        Err(error) => Measured { used: None, not_measured: Some(error.to_string()) },
+        Err(error) => MeasuredUse { used: None, not_measured: Some(error.to_string()) },
     })
     .into_response()
 }
 
 async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
     let address = run_view(&app, move |app| app.with_state(|state| node::agent(state, &name))).await;
-    measured(address, |_| {}).await
+    measured(&app, address, |_| {}).await
 }
 
 async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let wanted = (namespace.clone(), name.clone());
     let address =
         run_view(&app, move |app| app.with_state(|state| pods::agent(state, &namespace, &name))).await;
-    measured(address, |used| {
+    measured(&app, address, |used| {
         used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
     })
     .await

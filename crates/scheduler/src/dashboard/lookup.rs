@@ -7,6 +7,7 @@ use tessera_core::node::NodeState;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::foreign::objects::Resources;
+use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node::ParsedNode};
 
 use crate::state::{GpuPod, State};
@@ -19,7 +20,7 @@ pub(super) struct GpuNode<'a> {
     /// The pool of the node for quotas.
     pub(super) pool: Option<&'a str>,
     /// The address of the node's agent.
-    pub(super) agent: Option<&'a str>,
+    pub(super) agent: Option<&'a AgentAddress>,
 }
 
 /// GPUs of a node that are not free.
@@ -56,7 +57,7 @@ pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'
             spec,
             state: node,
             pool: state.quota_labels(name).and_then(|labels| labels.pool.as_deref()),
-            agent: record.agent.as_deref(),
+            agent: record.agent.as_ref(),
         }),
         _ => NodeLookup::NoGpus,
     })

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::calls::{CallPools, Caller};
 use super::retry_wait::RetryWait;
-use crate::dashboard::Dashboard;
+use crate::dashboard::{AgentReader, Dashboard};
 use crate::metrics::Metrics;
 use crate::notices::{NoticeReason, Notices};
 use crate::state::{State, StateAccess, Timestamp};
@@ -31,6 +31,8 @@ pub struct App {
     pub leadership: Leadership,
     /// Recent decisions and live updates of the dashboard.
     pub dashboard: Dashboard,
+    /// Reads current usage from the agents.
+    pub agents: AgentReader,
     /// Number of times the state was locked for writing.
     writes: AtomicU64,
     /// Cached verdicts of filter and prioritize.
@@ -103,6 +105,7 @@ impl App {
             notices: Notices::default(),
             leadership: Leadership::default(),
             dashboard: Dashboard::default(),
+            agents: AgentReader::default(),
             writes: AtomicU64::new(0),
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
@@ -116,6 +119,12 @@ impl App {
     #[must_use]
     pub fn with_notices(self, notices: Notices) -> Self {
         Self { notices, ..self }
+    }
+
+    /// Sets how agents are read.
+    #[must_use]
+    pub fn with_agents(self, agents: AgentReader) -> Self {
+        Self { agents, ..self }
     }
 
     /// Writes an event about a pod.

@@ -8,9 +8,10 @@ use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::{Metadata, Node, Pod, PodSpec};
+use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
 use tessera_wire::tessera::placed_pod::PodParts;
-use tessera_wire::tessera::{grant, node_use, preferences};
+use tessera_wire::tessera::{grant, preferences};
 
 use super::SchedulerSettings;
 
@@ -19,8 +20,8 @@ use super::SchedulerSettings;
 pub(crate) struct NodeEntry {
     /// The parsed node object, or why it cannot be parsed.
     pub(crate) spec: Result<ParsedNode, UnreadableNode>,
-    /// The address at which the node's agent serves HTTP.
-    pub(crate) agent: Option<String>,
+    /// The address at which the node's agent serves its pages.
+    pub(crate) agent: Option<AgentAddress>,
 }
 
 /// The reason why a node object cannot be parsed. It is kept as a text, which can be compared at every event.
@@ -49,7 +50,7 @@ impl NodeEntry {
         Self {
             spec: parsed_node::parse(object, settings.memory_unit)
                 .map_err(|bad| UnreadableNode(bad.to_string())),
-            agent: node_use::address(object),
+            agent: AgentAddress::of(object),
         }
     }
 

@@ -184,7 +184,7 @@ impl Drop for Replica {
 fn listen(listener: std::net::TcpListener, app: &Arc<App>) -> Result<Runtime> {
     listener.set_nonblocking(true)?;
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let router = router(Arc::clone(app), 1 << 20, &[]);
+    let router = router(Arc::clone(app), 1 << 20, &[], None);
     runtime.spawn(async move {
         let listener = TcpListener::from_std(listener)?;
         serve_all(vec![(listener, router, ALL, None)]).await

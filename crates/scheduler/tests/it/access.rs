@@ -22,7 +22,7 @@ async fn each_listener_serves_only_its_own_routes() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let app = || Arc::clone(&replica.app);
-    let (verbs, pages, probes) = (verbs(app(), 1 << 20), pages(app(), 1 << 20, &[]), probes(app()));
+    let (verbs, pages, probes) = (verbs(app(), 1 << 20), pages(app(), 1 << 20, &[], None), probes(app()));
     let question = json!({"Pod": whole("p", 1), "NodeNames": ["a"]});
     for (method, path, on_verbs, on_pages, on_probes) in [
         ("POST", "/scheduler/filter", 200, 404, 404),
@@ -126,7 +126,7 @@ async fn calls_of_strangers_keep_no_verb_waiting() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let app = || Arc::clone(&replica.app);
-    let (verbs, pages) = (verbs(app(), 1 << 20), pages(app(), 1 << 20, &[]));
+    let (verbs, pages) = (verbs(app(), 1 << 20), pages(app(), 1 << 20, &[], None));
     let endless = |number: usize| {
         let path = ["/what-if", "/api/v1/what-if"][number % 2];
         let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
@@ -146,7 +146,7 @@ async fn calls_of_strangers_keep_no_verb_waiting() {
 async fn pages_are_known_by_the_names_of_their_service() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
-    let pages = pages(Arc::clone(&replica.app), 1 << 20, &service_names("gpu-system"));
+    let pages = pages(Arc::clone(&replica.app), 1 << 20, &service_names("gpu-system"), None);
     for (host, expected) in [
         ("tessera-scheduler", StatusCode::OK),
         ("tessera-scheduler.gpu-system:12346", StatusCode::OK),

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod access;
+mod agents;
 mod bind;
 mod cluster_events;
 mod dashboard;
@@ -15,6 +16,7 @@ mod fixtures;
 mod hostile;
 mod interleavings;
 mod leadership;
+mod login;
 mod pages;
 mod preempt;
 mod quota;

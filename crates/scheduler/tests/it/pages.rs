@@ -248,7 +248,7 @@ async fn usage_comes_from_the_agent_or_is_reported_as_not_measured() {
     let ask = async |address: &str| {
         api.patch("/api/v1/nodes/a", &json!({"metadata": {"annotations": {"tessera.dev/agent": address}}}))
             .unwrap();
-        let knows = || view::node::agent(&replica.app.read(), "a").as_deref() == Some(address);
+        let knows = || view::node::agent(&replica.app.read(), "a").is_some_and(|known| known.url == address);
         eventually(knows).await;
         json_at(&replica, "/api/v1/nodes/a/use").await
     };
@@ -256,8 +256,8 @@ async fn usage_comes_from_the_agent_or_is_reported_as_not_measured() {
     assert_eq!(measured["use"]["gpus"], json!([{"uuid": "GPU-a-0", "index": 0, "memoryUsedMiB": 7}]));
     assert_eq!(measured["notMeasured"], Value::Null);
     // The pod's node is known by name after the watch has delivered the bound pod.
-    eventually(|| view::pods::agent(&replica.app.read(), "team", "p").as_deref() == Some(good.as_str()))
-        .await;
+    let knows = || view::pods::agent(&replica.app.read(), "team", "p").is_some_and(|known| known.url == good);
+    eventually(knows).await;
     let of_pod = json_at(&replica, "/api/v1/pods/team/p/use").await;
     assert_eq!(of_pod["use"]["containers"], json!([container("p")]), "nothing of other pods");
     for (address, words) in [

@@ -11,7 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
-use tessera_scheduler::dashboard::view;
+use tessera_scheduler::dashboard::{AgentReader, view};
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
@@ -40,11 +40,15 @@ pub(crate) struct Replica {
 
 impl Replica {
     pub(crate) fn start(api: &ApiServer, identity: &str) -> Self {
+        Self::reading(api, identity, AgentReader::default())
+    }
+
+    /// Starts a replica that reads agents in this way.
+    pub(crate) fn reading(api: &ApiServer, identity: &str, agents: AgentReader) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
         let settings = SchedulerSettings::default();
-        let app = Arc::new(
-            App::new(State::new(settings.clone()), client.clone()).with_notices(Notices::start(client)),
-        );
+        let app = App::new(State::new(settings.clone()), client.clone());
+        let app = Arc::new(app.with_notices(Notices::start(client)).with_agents(agents));
         let membership = Membership {
             identity: identity.to_owned(),
             namespace: "kube-system".to_owned(),
@@ -54,7 +58,7 @@ impl Replica {
         let (stop, stopped) = oneshot::channel();
         let stopped = async move { drop(stopped.await) };
         let task = tokio::spawn(lead(Arc::clone(&app), settings, membership, None, stopped));
-        Self { router: router(Arc::clone(&app), 1 << 20, &[]), app, task, stop: Some(stop) }
+        Self { router: router(Arc::clone(&app), 1 << 20, &[], None), app, task, stop: Some(stop) }
     }
 
     pub(crate) async fn ready(api: &ApiServer, identity: &str) -> Self {

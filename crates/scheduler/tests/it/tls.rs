@@ -89,6 +89,11 @@ async fn ask(address: SocketAddr, trusted: &Authority, identity: Identity) -> Op
 
 /// Starts a server with the files in the directory.
 async fn start(directory: &Path) -> SocketAddr {
+    start_with(directory, |tls| tls).await
+}
+
+/// Starts a server with an acceptor made from that of the files in the directory.
+async fn start_with(directory: &Path, used: impl FnOnce(Tls) -> Tls) -> SocketAddr {
     let clients = ClientCheck { authority: directory.join("ca.crt"), name: CLIENT.to_owned() };
     let tls = Tls::follow(TlsFiles {
         certificate: directory.join("tls.crt"),
@@ -98,7 +103,7 @@ async fn start(directory: &Path) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new().route("/", get(|| async { "hello" }));
-    tokio::spawn(serve_all(vec![(listener, router, VERBS, Some(tls.unwrap()))]));
+    tokio::spawn(serve_all(vec![(listener, router, VERBS, Some(used(tls.unwrap())))]));
     address
 }
 
@@ -120,6 +125,18 @@ async fn only_a_client_with_the_right_certificate_is_answered() {
     let mut answer = Vec::new();
     let _reset = plain.read_to_end(&mut answer).await;
     assert!(!String::from_utf8_lossy(&answer).contains("HTTP/1.1 200"), "plain HTTP");
+}
+
+/// The pages with a login use the certificate of the verbs. Their clients have a token instead of a certificate.
+#[tokio::test]
+async fn pages_with_the_same_certificate_accept_all_clients() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    ours.write_server(directory.path());
+    let address = start_with(directory.path(), |tls| tls.without_client_check()).await;
+    assert!(ask(address, &ours, None).await.unwrap().ends_with("hello"));
+    assert!(ask(address, &ours, ours.client("another")).await.unwrap().ends_with("hello"));
+    assert_eq!(ask(address, &theirs, None).await, None, "the client does not know the authority");
 }
 
 #[tokio::test]

@@ -76,6 +76,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = ":5678")]
     pub(super) listen: Listen,
 
+    /// Who may read the pages
+    #[arg(long, value_name = "WHO", value_enum, default_value = "authenticated")]
+    pub(super) pages_access: PagesReaders,
+
+    /// Address of /healthz and /readyz for the kubelet, with plain HTTP; "off" for none
+    #[arg(long, value_name = "ADDRESS", default_value = ":5679")]
+    pub(super) probes_listen: Listen,
+
     /// Old name of the port in --listen
     #[arg(long, hide = true)]
     pub(super) query_port: Option<u16>,
@@ -85,8 +93,7 @@ pub(crate) struct Arguments {
     pub(super) query_addr: Option<String>,
 
     /// URL of the pages for other components, written to the node as tessera.dev/agent, such as
-    /// http://10.0.0.5:5678 [default: the address in POD_IP or HOST_IP with the port of --listen,
-    /// else none]
+    /// https://10.0.0.5:5678 [default: the address in POD_IP or HOST_IP and the port of the pages]
     #[arg(long, value_name = "URL")]
     pub(super) advertise: Option<String>,
 
@@ -183,6 +190,14 @@ pub(crate) struct Arguments {
     /// Old flags that were given and have no effect
     #[arg(long, hide = true)]
     pub(super) no_effect: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum PagesReaders {
+    /// Callers with a token of Kubernetes and the ClusterRole tessera-agent-reader, by HTTPS
+    Authenticated,
+    /// Every client that reaches the address, by plain HTTP
+    Open,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

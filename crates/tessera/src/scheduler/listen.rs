@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use clap::Args;
 use tessera_scheduler::certificates::Certificates;
+use tessera_scheduler::dashboard::login::Login;
 use tessera_scheduler::server::{self, App};
 use tessera_serve::{ClientCheck, ConnectionLimits, Tls, TlsFiles};
 use tokio::net::TcpListener;
@@ -50,9 +51,13 @@ pub(super) struct ListenArguments {
     #[arg(long, value_name = "NAME", default_value = "tessera-kube-scheduler", help_heading = HEADING)]
     client_name: String,
 
-    /// Address of the dashboard, the API for reading and /metrics, with plain HTTP; "off" for none
+    /// Address of the dashboard, the API for reading and /metrics; "off" for none
     #[arg(long, value_name = "ADDRESS", default_value = ":12346", help_heading = HEADING)]
     dashboard_listen: Listen,
+
+    /// Who may read the dashboard, the API and /metrics
+    #[arg(long, value_name = "WHO", value_enum, default_value = "open", help_heading = HEADING)]
+    pages_access: PagesReaders,
 
     /// Further host name under which browsers reach the dashboard; may be given several times
     #[arg(long, value_name = "NAME", help_heading = HEADING)]
@@ -72,12 +77,32 @@ pub(super) struct ListenArguments {
     max_body: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PagesReaders {
+    /// Every client that reaches the address, by plain HTTP
+    Open,
+    /// Callers with a token of Kubernetes and the ClusterRole tessera-dashboard-reader, by HTTPS with the
+    /// certificate of the verbs
+    Authenticated,
+}
+
 type Served = (TcpListener, Router, ConnectionLimits, Option<Tls>);
 
 impl ListenArguments {
     /// Checks that kube-scheduler can reach the verbs in some way.
     pub(super) fn check(&self) -> Result<()> {
         let has_certificates = self.tls_cert.is_some() || self.certificates_in.is_some();
+        if self.pages_access == PagesReaders::Authenticated {
+            let dashboard = self.dashboard_listen.0.filter(|_| !has_certificates);
+            let plain =
+                dashboard.iter().chain(&self.insecure_listen).find(|address| !address.ip().is_loopback());
+            if let Some(address) = plain {
+                bail!(
+                    "--pages-access authenticated: tokens must not travel over plain HTTP to {address}; write \
+                     --certificates-in or --tls-cert for the dashboard, or listen on 127.0.0.1"
+                );
+            }
+        }
         if has_certificates || (self.listen.is_empty() && !self.insecure_listen.is_empty()) {
             return Ok(());
         }
@@ -92,6 +117,8 @@ impl ListenArguments {
         let tls = self.tls(app).await?;
         let body_limit = self.max_body << 20;
         let names = [&server::service_names(namespace)[..], &self.dashboard_host].concat();
+        let has_login = self.pages_access == PagesReaders::Authenticated;
+        let login = |is_secure| has_login.then(|| Login::new(app.client.clone(), is_secure));
         let mut served = Vec::new();
         let verbs = if self.listen.is_empty() && tls.is_some() { vec![DEFAULT_VERBS] } else { self.listen };
         for address in verbs {
@@ -101,8 +128,11 @@ impl ListenArguments {
         }
         if let Some(address) = self.dashboard_listen.0 {
             let (listener, address) = host::listen(address, "--dashboard-listen").await?;
-            tracing::info!(url = %format_args!("http://{address}/"), "serving the dashboard");
-            served.push((listener, server::pages(Arc::clone(app), body_limit, &names), server::PAGES, None));
+            let tls = tls.as_ref().filter(|_| has_login).map(Tls::without_client_check);
+            let scheme = if tls.is_some() { "https" } else { "http" };
+            tracing::info!(url = %format_args!("{scheme}://{address}/"), "serving the dashboard");
+            let router = server::pages(Arc::clone(app), body_limit, &names, login(tls.is_some()));
+            served.push((listener, router, server::PAGES, tls));
         }
         if let Some(address) = self.health_listen.0 {
             let (listener, address) = host::listen(address, "--health-listen").await?;
@@ -118,7 +148,8 @@ impl ListenArguments {
                     "EVERY CLIENT THAT REACHES THIS ADDRESS CAN BIND PODS TO NODES; use --listen with certificates"
                 );
             }
-            served.push((listener, server::router(Arc::clone(app), body_limit, &names), server::ALL, None));
+            let router = server::router(Arc::clone(app), body_limit, &names, login(false));
+            served.push((listener, router, server::ALL, None));
         }
         Ok(served)
     }

@@ -84,11 +84,17 @@ fn probe(address: SocketAddr, during: &str) {
     eprintln!("{during}: /healthz answered after {} ms", begun.elapsed().as_millis());
 }
 
-/// Opens connections that begin a request and do not end it.
-fn half_open(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+/// The begin of a request head.
+const HEAD: &[u8] = b"POST /scheduler/filter HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ";
+
+/// The begin of a TLS handshake: a record of 512 bytes, of which one is sent.
+const HANDSHAKE: &[u8] = b"\x16\x03\x01\x02\x00\x01";
+
+/// Opens connections that send a begin and never the rest.
+fn half_open(address: SocketAddr, count: usize, begin: &[u8]) -> Vec<TcpStream> {
     let open = |_| {
         let mut stream = TcpStream::connect(address).unwrap();
-        let _closed = stream.write_all(b"POST /scheduler/filter HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ");
+        let _closed = stream.write_all(begin);
         stream
     };
     (0..count).map(open).collect()
@@ -129,7 +135,7 @@ fn the_scheduler_survives_idle_connections_and_hostile_bodies() {
     let open = program.address(" listening ");
     let health = program.address("answering probes");
     for target in [open, health, program.address("serving the dashboard")] {
-        let idle = half_open(target, 1_000);
+        let idle = half_open(target, 1_000, HEAD);
         probe(health, "idle connections, on the listener of the probes");
         probe(open, "idle connections, on the open listener");
         drop(idle);
@@ -145,12 +151,18 @@ fn the_agent_survives_idle_connections() {
     let (kubeconfig, grants) = (super::mistakes::kubeconfig_without_server(), tempfile::tempdir().unwrap());
     let grants = grants.path().to_str().unwrap();
     let arguments = ["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt", "--listen", "127.0.0.1:0"];
+    let probes = ["--probes-listen", "127.0.0.1:0"];
     let files =
         ["--kubeconfig", kubeconfig.path().to_str().unwrap(), "--grants", grants, "--kubelet-root", grants];
-    let program = Program::start(&[&arguments[..], &files].concat(), "starting the agent");
-    let address = program.address("serving pages");
-    let idle = half_open(address, 1_000);
-    probe(address, "idle connections");
-    drop(idle);
-    check_memory(&program, "idle connections");
+    for (access, begin) in [("open", HEAD), ("authenticated", HANDSHAKE)] {
+        let arguments = [&arguments[..], &probes, &files, &["--pages-access", access]].concat();
+        let program = Program::start(&arguments, "starting the agent");
+        let (pages, probes) = (program.address("serving pages"), program.address("answering probes"));
+        for target in [pages, probes] {
+            let idle = half_open(target, 1_000, begin);
+            probe(probes, access);
+            drop(idle);
+        }
+        check_memory(&program, access);
+    }
 }

@@ -200,6 +200,49 @@ fn admission_policies_do_not_depend_on_the_namespace_of_the_installation() {
     }
 }
 
+/// The role of readers names the pages that the index of the agent lists.
+#[test]
+fn readers_of_agents_may_get_every_page() {
+    let all = objects("agent");
+    let (_, role) =
+        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-agent-reader").unwrap();
+    let paths: Vec<&str> = role["rules"][0]["nonResourceURLs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|path| path.as_str().unwrap())
+        .collect();
+    assert_eq!(paths, tessera_agent::shell::PAGE_PATHS);
+    let all = objects("scheduler");
+    let (_, role) =
+        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-dashboard-reader").unwrap();
+    let urls = [
+        tessera_scheduler::dashboard::login::DASHBOARD_URL,
+        tessera_scheduler::dashboard::login::METRICS_URL,
+    ];
+    assert_eq!(role["rules"][0]["nonResourceURLs"], serde_json::json!(urls));
+}
+
+/// The dashboard's token for agents is mounted where the flag says, and made for agents only.
+#[test]
+fn the_scheduler_has_a_token_for_agents() {
+    let all = objects("scheduler");
+    let (_, deployment) = all
+        .iter()
+        .find(|(_, object)| {
+            object["kind"] == "Deployment" && object["metadata"]["name"] == "tessera-scheduler"
+        })
+        .unwrap();
+    let pod = &deployment["spec"]["template"]["spec"];
+    let source = &pod["volumes"][0]["projected"]["sources"][0]["serviceAccountToken"];
+    assert_eq!(source["audience"], tessera_wire::tessera::agent_address::AUDIENCE);
+    let mount = &pod["containers"][0]["volumeMounts"][0];
+    assert_eq!(mount["name"], pod["volumes"][0]["name"]);
+    let file = format!("{}/{}", mount["mountPath"].as_str().unwrap(), source["path"].as_str().unwrap());
+    let arguments = pod["containers"][0]["args"].as_array().unwrap();
+    assert!(arguments.contains(&serde_json::json!(format!("--agent-token={file}"))), "{arguments:?}");
+}
+
 /// The policies and the program name the same annotations and the same right.
 #[test]
 fn admission_policies_know_the_keys_of_grants() {

@@ -55,6 +55,16 @@ fn errors_about_values_say_what_to_write() {
     check(&["scheduler", "--listen", "here"], 2, &[address]);
     check(&["metrics", "--listen", "here"], 2, &[address]);
     check(&["agent", "--node-name", "n", "--listen", "here"], 2, &[address]);
+    check(
+        &["agent", "--node-name", "n", "--advertise", "http://10.0.0.5:5678"],
+        2,
+        &["the pages need HTTPS", "--pages-access open"],
+    );
+    check(
+        &["scheduler", "--insecure-listen", "127.0.0.1:0", "--pages-access", "authenticated"],
+        2,
+        &["tokens must not travel over plain HTTP to 0.0.0.0:12346", "--certificates-in"],
+    );
     check(&["demo", "--for", "soon"], 2, &["30s or 2m"]);
     check(&["demo", "--pods", "-1"], 2, &["--pods: write a rate"]);
     check(&["demo", "--nodes", "1"], 2, &["--nodes 2 or more"]);

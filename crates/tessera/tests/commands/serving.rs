@@ -52,6 +52,9 @@ fn port_0_is_replaced_by_the_actual_port() {
     }
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--kubeconfig", kubeconfig];
-    let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere].concat();
-    assert!(page(&agent, "serving pages ", "/version").contains("\"version\""));
+    let probes = ["--probes-listen", "127.0.0.1:0"];
+    let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere, &probes].concat();
+    assert!(page(&agent, "answering probes", "/healthz").contains("ok"));
+    let open = [&agent[..], &["--pages-access", "open"]].concat();
+    assert!(page(&open, "serving pages ", "/version").contains("\"version\""));
 }

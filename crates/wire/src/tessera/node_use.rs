@@ -3,33 +3,15 @@
 //!
 //! A value that could not be measured is absent, never zero.
 
-use std::net::IpAddr;
-
 use serde::{Deserialize, Serialize};
-
-use crate::foreign::objects::Node;
 
 /// Path of the JSON on the agent.
 pub const PATH: &str = "/v1/use";
 
-/// Node annotation with the agent's address, such as `http://10.0.0.5:5678`. If it is absent,
-/// clients use the node's internal address and [`DEFAULT_PORT`].
-pub const ADDRESS_KEY: &str = "tessera.dev/agent";
-
-/// Default port of the agent.
-pub const DEFAULT_PORT: u16 = 5678;
-
-/// Returns the address of a node's agent from the node's annotation or its internal address.
+/// Returns the path of [`MeasuredUse`] on the scheduler.
 #[must_use]
-pub fn address(node: &Node) -> Option<String> {
-    if let Some(published) = node.metadata.annotations.get(ADDRESS_KEY) {
-        return Some(published.clone());
-    }
-    let internal = node.status.addresses.iter().find(|address| address.kind == "InternalIP")?;
-    Some(match internal.address.parse() {
-        Ok(IpAddr::V6(address)) => format!("http://[{address}]:{DEFAULT_PORT}"),
-        _ => format!("http://{}:{DEFAULT_PORT}", internal.address),
-    })
+pub fn scheduler_path(node: &str) -> String {
+    format!("/api/v1/nodes/{node}/use")
 }
 
 /// Use of one node.
@@ -39,6 +21,18 @@ pub struct NodeUse {
     pub gpus: Vec<GpuUse>,
     /// Containers with a grant or a process on a GPU, sorted by namespace, pod and container.
     pub containers: Vec<ContainerUse>,
+}
+
+/// Use of one node as the scheduler reports it: the answer of the node's agent, or why there is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeasuredUse {
+    /// Answer of the agent.
+    #[serde(rename = "use", default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<NodeUse>,
+    /// Reason why there is no answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_measured: Option<String>,
 }
 
 /// Use of one GPU by all processes together.
@@ -101,23 +95,6 @@ pub struct ShareUse {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_agent_is_found_by_annotation_or_by_the_internal_address() {
-        let check = |node: &str, expected: Option<&str>| {
-            let node: Node = serde_json::from_str(node).expect("a node");
-            assert_eq!(address(&node).as_deref(), expected);
-        };
-        let at = |ip: &str| {
-            format!(
-                r#"{{"status":{{"addresses":[{{"type":"Hostname","address":"n"}},{{"type":"InternalIP","address":"{ip}"}}]}}}}"#
-            )
-        };
-        check("{}", None);
-        check(r#"{"metadata":{"annotations":{"tessera.dev/agent":"http://a:1"}}}"#, Some("http://a:1"));
-        check(&at("10.0.0.5"), Some("http://10.0.0.5:5678"));
-        check(&at("fd00::5"), Some("http://[fd00::5]:5678"));
-    }
 
     #[test]
     fn omits_values_that_were_not_measured() {

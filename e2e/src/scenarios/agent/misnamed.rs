@@ -18,7 +18,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     let program = stage
         .harness
         .tessera()?
-        .arguments(["agent", "--dialects=nvidia"])
+        .arguments(["agent", "--dialects=nvidia", "--pages-access=open", "--probes-listen=off"])
         .argument(format!("--node-name={NAME}"))
         .argument(format!("--kubeconfig={}", kubeconfig.display()))
         .argument(format!("--gpus=simulated:{}", stage.gpus.display()))

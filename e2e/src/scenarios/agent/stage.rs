@@ -85,6 +85,8 @@ impl Stage {
             .argument(format!("--registration={registration}"))
             // Processes of the enclosure, which include those of the containers.
             .argument("--proc-root=/proc")
+            // The scenario rights reads pages with tokens.
+            .argument("--pages-access=open")
             .argument(format!("--listen={PAGES}"));
         let program = shipped_settings()?
             .iter()
@@ -326,7 +328,7 @@ fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
 }
 
 /// Returns eight GPUs of 80 GiB on two sockets, in pairs behind switches.
-pub(super) fn eight_gpus() -> inventory::Inventory {
+pub(in crate::scenarios) fn eight_gpus() -> inventory::Inventory {
     let numa: Vec<Option<u16>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use axum::http::Method;
 use serde_json::{Value, json};
 use tessera_cluster::{PodNotice, connect, node_agent::NodeClient};
-use tessera_wire::tessera::{grant, inventory, node_use};
+use tessera_wire::tessera::agent_address::{CERTIFICATE_KEY, URL_KEY};
+use tessera_wire::tessera::{grant, inventory};
 
 use super::{ACCOUNT, Attempt, ELSEWHERE, Kubectl, NAMESPACE, NODE, all_refused};
 use crate::harness::{Cluster, Harness};
@@ -58,7 +59,7 @@ async fn allowed(cluster: &Cluster, agent: NodeClient) -> Result<()> {
     let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     };
-    let keys = [inventory::KEY, node_use::ADDRESS_KEY, "GPU_TOPOLOGY", "NODE_TYPE"];
+    let keys = [inventory::KEY, URL_KEY, CERTIFICATE_KEY, "GPU_TOPOLOGY", "NODE_TYPE"];
     let annotations = map(&keys.map(|key| (key, "x")));
     let labels = map(&[("gaia.tencent.com/gpu-model", "H200")]);
     agent.patch_node(&annotations, &labels, &map(&[("aliyun.com/gpu-count", "8")])).await?;

@@ -17,6 +17,7 @@ use tessera_node::gpus::DiscoveredGpus;
 use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
     kubelet::device_id::Resource,
+    tessera::agent_address::AgentAddress,
     tessera::{grant, inventory::Inventory},
 };
 
@@ -54,7 +55,7 @@ pub(super) struct World {
 
 pub(super) fn settings() -> AgentSettings {
     AgentSettings {
-        advertise: Some("http://10.0.0.5:5678".into()),
+        advertise: Some(AgentAddress { url: "http://10.0.0.5:5678".into(), certificate: None }),
         ..fixtures::settings(Path::new("/grants"))
     }
 }

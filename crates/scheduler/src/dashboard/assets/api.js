@@ -16,6 +16,8 @@ const BASE = "api/v1/";
 
 async function ask(path, options) {
   const answer = await fetch(BASE + path, options);
+  // The login has ended, or the page was opened before it.
+  if (answer.status === 401) location.assign("login");
   const body = await answer.json().catch(() => undefined);
   if (!answer.ok) throw new Problem(body?.error ?? `${answer.status} ${answer.statusText}`, answer.status, body);
   return body;

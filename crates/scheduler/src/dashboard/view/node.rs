@@ -3,6 +3,7 @@
 use serde::Serialize;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::link;
+use tessera_wire::tessera::agent_address::AgentAddress;
 
 use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::nodes::{NodeSummary, summary};
@@ -125,9 +126,9 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
 
 /// Returns the address of the node's agent, as the node publishes it.
 #[must_use]
-pub fn agent(state: &State, name: &str) -> Option<String> {
+pub fn agent(state: &State, name: &str) -> Option<AgentAddress> {
     match lookup::node(state, &NodeName(name.to_owned()))? {
-        NodeLookup::Gpus(node) => node.agent.map(str::to_owned),
+        NodeLookup::Gpus(node) => node.agent.cloned(),
         NodeLookup::Unreadable(_) | NodeLookup::NoGpus => None,
     }
 }

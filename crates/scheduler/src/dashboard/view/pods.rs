@@ -9,6 +9,7 @@ use tessera_core::grant::Hold;
 use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
+use tessera_wire::tessera::agent_address::AgentAddress;
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -243,7 +244,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
 
 /// Returns the address of the agent on the pod's node.
 #[must_use]
-pub fn agent(state: &State, namespace: &str, name: &str) -> Option<String> {
+pub fn agent(state: &State, namespace: &str, name: &str) -> Option<AgentAddress> {
     let node = lookup::pod(state, namespace, name)?.1.node.as_ref()?;
     super::node::agent(state, &node.0)
 }
