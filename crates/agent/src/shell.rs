@@ -70,6 +70,8 @@ pub struct Ports<C> {
     pub pod_resources: PathBuf,
     /// Listener of the agent's HTTP pages, if they are served.
     pub listen: Option<TcpListener>,
+    /// Path of gpu-manager's socket, if it is served.
+    pub display_socket: Option<PathBuf>,
     /// Configuration of the sampler.
     pub sampling: Sampling,
 }
@@ -121,6 +123,9 @@ pub async fn run<C: Cluster>(
     let sampler = Arc::new(sampler);
     if let Some(listener) = ports.listen {
         tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
+    }
+    if let Some(path) = ports.display_socket {
+        tasks.spawn(http::display::serve(path, messages.clone(), sampler.clone(), stop.clone()));
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);

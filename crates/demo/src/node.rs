@@ -85,6 +85,7 @@ impl DemoNode {
             cluster: Arc::new(NodeClient::new(client, name.clone())),
             pod_resources: root.join("pod-resources/kubelet.sock"),
             listen: Some(listener),
+            display_socket: None,
             sampling: Sampling { proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
@@ -151,6 +152,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(10),
         ignored_xids: std::collections::BTreeSet::new(),
+        ignore_pending_reset: false,
         advertise: Some(url.to_owned()),
     }
 }

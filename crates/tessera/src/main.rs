@@ -13,6 +13,7 @@ mod metrics;
 mod mount_grants;
 mod place;
 mod scheduler;
+mod service_manager;
 mod simulate;
 mod topology;
 mod values;

@@ -171,13 +171,15 @@ impl World {
         };
         let (gpus, cluster) = (self.gpus.clone(), self.api.clone());
         let pod_resources = self.root().join("pod-resources/kubelet.sock");
+        let display_socket = Some(self.directory.path().join("gpu-manager.sock"));
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let listener = listener.into_std().unwrap();
         let task = self.runtime.spawn(async move {
             // A listener belongs to the runtime in which it was made.
             let listen = Some(TcpListener::from_std(listener).unwrap());
-            let ports = Ports { gpus, watch_health: true, cluster, pod_resources, listen, sampling };
+            let ports =
+                Ports { gpus, watch_health: true, cluster, pod_resources, listen, display_socket, sampling };
             run(settings, ports, stopped).await.unwrap();
         });
         self.agent = Some((stop, task));

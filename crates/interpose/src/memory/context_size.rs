@@ -31,7 +31,10 @@ pub fn charge(process: &Process, gpu: GpuSlot) -> Result<Bytes, Status> {
     }
     // Another process may be charged an upper bound until its context has been measured.
     if process.control.has_arbiter(futex::now()) {
-        let charge_again = || Some(process.context_size(gpu)).filter(|&size| process.try_charge(gpu, size));
+        let charge_again = || {
+            process.sweep();
+            Some(process.context_size(gpu)).filter(|&size| process.try_charge(gpu, size))
+        };
         if let Some(size) = poll(MAX_SIZE_WAIT, charge_again) {
             return Ok(size);
         }

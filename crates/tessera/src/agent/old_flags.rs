@@ -15,7 +15,6 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("client-key", true, "the kubelet is reached through its sockets"),
     ("container-runtime-endpoint", true, "the container runtime is not called"),
     ("docker-endpoint", true, "the container runtime is not called"),
-    ("extra-config", true, "extra devices come from other device plugins"),
     ("incluster-mode", false, "it is detected"),
     ("kubelet-address", true, "the kubelet is reached through its sockets"),
     ("kubelet-port", true, "the kubelet is reached through its sockets"),
@@ -32,7 +31,6 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("token", true, "the kubelet is reached through its sockets"),
     ("v", true, "--log sets what is logged"),
     ("vmodule", true, "--log sets what is logged"),
-    ("volume-config", true, "--driver-directory mounts the driver's libraries"),
     ("wait-timeout", true, "the container runtime is not called"),
 ];
 
@@ -120,7 +118,7 @@ mod tests {
         check("agent --sample_period=1", "agent --sample-every=1");
         check(
             "agent --share-mode=true --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --log-dir=/var/log --v=5",
-            "agent --no-effect=share-mode --query-addr=0.0.0.0 --no-effect=extra-config --hostname-override=n --no-effect=log-dir --no-effect=v",
+            "agent --no-effect=share-mode --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --no-effect=log-dir --no-effect=v",
         );
         check(
             "agent -logtostderr --v 5 --memory-unit=MiB",
