@@ -155,6 +155,29 @@ def shown():
     print("no grant:", out, "|", err.replace("\n", " | "))
 
 
+def deaths():
+    """Kills a process that holds memory, and asks for free memory once, at once and after some seconds."""
+    holder = f"""
+import sys; sys.path.insert(0, {here!r})
+import cuda, time
+cuda.context(); cuda.plain(3000 << 20); print("held", flush=True); time.sleep(100)"""
+    asker = f"""
+import sys; sys.path.insert(0, {here!r})
+import cuda
+cuda.context(); print(*[n >> 20 for n in cuda.info()], cuda.plain(3200 << 20)[0])"""
+    for wait in (0, 0.05, 3):
+        path = grant(4096)
+        settle()
+        victim = start(path, sys.executable, "-c", holder)
+        victim.stdout.readline()
+        victim.kill(); victim.wait()
+        time.sleep(wait)
+        shown, _ = run(path, "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+        begin = time.time()
+        out, err = run(path, sys.executable, "-c", asker)
+        print(f"{wait} s after a process with 3000 MiB was killed under 4096 MiB: nvidia-smi shows {shown} MiB used; a new process sees free, total, and the status of 3200 MiB: {out} {err[-200:]} ({time.time() - begin:.1f} s)")
+
+
 def grow():
     path = grant(1024, name="live")
     process = start(path, sys.executable, "-c", f"""
@@ -179,5 +202,5 @@ for line in sys.stdin:
 
 if __name__ == "__main__":
     begin = time.time()
-    shown(); ways(); small(); grow(); race(int(os.environ.get("ROUNDS", "2000"))); kills(int(os.environ.get("KILLS", "20")))
+    shown(); deaths(); ways(); small(); grow(); race(int(os.environ.get("ROUNDS", "2000"))); kills(int(os.environ.get("KILLS", "20")))
     print(f"memory: {time.time() - begin:.0f} s")

@@ -101,6 +101,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "driver-files",
+        "containers on plain runc run nvidia-smi from the driver directory that the agent fills",
+        Enclosed(agent::driver),
+        Always
+    ),
+    scenario!(
         "agent-restarts",
         "agent and kubelet are killed at random while pods start and end; all allocations agree afterwards",
         Enclosed(agent::restarts),

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use tessera_arbiter::{GpuArbiter, Share, TenantReport};
 use tessera_fuzz::Grant;
-use tessera_limits::memory_account::AccountSnapshot;
+use tessera_limits::memory_account::{AccountSnapshot, ProcessIdentity};
 use tessera_limits::{Bytes, GpuSlot, MemoryAccount, PerGpu, files};
 
 /// A process of the container: process id, memory charged, wanted GPUs and the last drained window.
@@ -17,7 +17,11 @@ fuzz_target!(|input: (Vec<Process>, Vec<(u32, u32)>, Option<u32>, &[u8])| {
     let mut file = Grant::with(|grant| {
         grant.clear_account();
         for (process, bytes, wants, drained) in processes {
-            let Some(slot) = grant.account.claim(process, process, |_| {}) else { continue };
+            let Some(slot) =
+                grant.account.claim(ProcessIdentity { id: process, started_ticks: 0 }, process, |_| {})
+            else {
+                continue;
+            };
             grant.account.charge_anyway(slot, GpuSlot::FIRST, Bytes(bytes));
             for (gpu, demand) in GpuSlot::all().zip(&grant.account.slot(slot).demand) {
                 demand.wants.store(u32::from(wants >> gpu.index() & 1), std::sync::atomic::Ordering::Relaxed);

@@ -73,6 +73,8 @@ pub struct Ports<C> {
     pub pages: Option<PagesPort>,
     /// Listener of the kubelet's probes, if they are served.
     pub probes: Option<TcpListener>,
+    /// Path of gpu-manager's socket, if it is served.
+    pub display_socket: Option<PathBuf>,
     /// Configuration of the sampler.
     pub sampling: Sampling,
 }
@@ -127,6 +129,9 @@ pub async fn run<C: Cluster>(
     }
     if let Some(listener) = ports.probes {
         tasks.spawn(http::serve_probes(listener, messages.clone(), sampler.clone(), stop.clone()));
+    }
+    if let Some(path) = ports.display_socket {
+        tasks.spawn(http::display::serve(path, messages.clone(), sampler.clone(), stop.clone()));
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);

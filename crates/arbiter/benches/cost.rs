@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tessera_arbiter::Service;
 use tessera_limits::files::ArbiterWakeup;
+use tessera_limits::memory_account::ProcessIdentity;
 use tessera_limits::{Bytes, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
 
 const CONTAINERS: u32 = 8;
@@ -84,8 +85,11 @@ fn measure(behaviour: Behaviour) -> (f64, f64) {
 fn report(directory: &std::path::Path, behaviour: Behaviour, is_over: &AtomicBool) {
     let (account, control) =
         (files::open_account(directory).unwrap(), files::open_control(directory).unwrap());
-    let slots: Vec<_> =
-        (1..=behaviour.slots).map(|process| account.claim(process, process, |_| {}).unwrap()).collect();
+    let slots: Vec<_> = (1..=behaviour.slots)
+        .map(|process| {
+            account.claim(ProcessIdentity { id: process, started_ticks: 0 }, process, |_| {}).unwrap()
+        })
+        .collect();
     let wakeup = ArbiterWakeup::of(directory);
     while !is_over.load(Ordering::Relaxed) {
         let Some(interval) = behaviour.interval else {

@@ -4,7 +4,6 @@ use std::io::{BufWriter, Write as _};
 
 use anyhow::{Context as _, Result};
 use serde::{Serialize, Serializer};
-use tessera_core::gpu::Health;
 use tessera_core::node::NodeState;
 use tessera_wire::foreign::dialect::Dialect;
 use tessera_wire::foreign::dialect::DialectSet;
@@ -130,7 +129,7 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
             uuid: gpu.uuid.to_string(),
             model: gpu.model.to_string(),
             memory_mib: gpu.memory.0,
-            healthy: gpu.health == Health::Healthy,
+            healthy: gpu.health.is_healthy(),
             whole: used.whole,
             used_percent: if used.whole { 100 } else { used.compute_percent.0 },
             used_mib: if used.whole { gpu.memory.0 } else { used.memory.0 },

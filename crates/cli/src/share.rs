@@ -58,7 +58,7 @@ impl ShareTable {
                 .map(|gpu| GpuCell {
                     used: MiB::ZERO,
                     total: gpu.memory,
-                    unhealthy: gpu.health == tessera_core::gpu::Health::Unhealthy,
+                    unhealthy: !gpu.health.is_healthy(),
                 })
                 .collect();
             let held = |grant: &PodGrant| {

@@ -51,6 +51,29 @@ pub enum Health {
     Healthy,
     /// The GPU was reported broken and gets no new grant.
     Unhealthy,
+    /// The GPU is divided into MIG instances, so it cannot be granted as a GPU.
+    InMigMode,
+    /// The driver has retired memory of the GPU, which takes effect with its next reset.
+    AwaitingReset,
+}
+
+impl Health {
+    /// Returns whether new grants may use the GPU.
+    #[must_use]
+    pub fn is_healthy(self) -> bool {
+        self == Self::Healthy
+    }
+
+    /// Returns the reason why new grants may not use the GPU, or `None` if they may.
+    #[must_use]
+    pub fn problem(self) -> Option<&'static str> {
+        match self {
+            Self::Healthy => None,
+            Self::Unhealthy => Some("unhealthy"),
+            Self::InMigMode => Some("in MIG mode"),
+            Self::AwaitingReset => Some("awaiting a reset for retired memory"),
+        }
+    }
 }
 
 // === impl Gpu ===

@@ -171,7 +171,7 @@ impl Node {
 }
 
 fn healthy(gpus: &[Gpu]) -> GpuSet {
-    gpus.iter().filter(|gpu| gpu.health == Health::Healthy).map(|gpu| gpu.index).collect()
+    gpus.iter().filter(|gpu| gpu.health.is_healthy()).map(|gpu| gpu.index).collect()
 }
 
 // === impl NodeState ===

@@ -88,6 +88,7 @@ impl DemoNode {
             // The demo is on one host, and its API server has no users.
             pages: Some(PagesPort { listener, access: PagesAccess::Open }),
             probes: None,
+            display_socket: None,
             sampling: Sampling { proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
@@ -155,6 +156,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(10),
         ignored_xids: std::collections::BTreeSet::new(),
+        ignore_pending_reset: false,
         advertise: Some(AgentAddress { url: url.to_owned(), certificate: None }),
     }
 }

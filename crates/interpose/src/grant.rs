@@ -13,13 +13,13 @@ use tessera_limits::allocation_size::{DEFAULT_CONTEXT, SmallAllocations};
 use tessera_limits::control::Control;
 use tessera_limits::files::{self, ArbiterWakeup, StaticMapping};
 use tessera_limits::limits::InvalidLimits;
-use tessera_limits::memory_account::{MemoryAccount, Slot, SlotIndex};
+use tessera_limits::memory_account::{MemoryAccount, ProcessIdentity, Slot, SlotIndex};
 use tessera_limits::{AtomicBytes, Bytes, GpuLimit, GpuSlot, GrantLimits, PerGpu, futex};
 
 use crate::compute::Compute;
 use crate::cuda::{NOT_PERMITTED, Status};
 use crate::gpus::GrantedGpus;
-use crate::memory::Memory;
+use crate::memory::{Memory, exits};
 use crate::monitor;
 
 /// All state of this process.
@@ -27,6 +27,7 @@ pub struct Process {
     pub control: StaticMapping<Control>,
     pub account: StaticMapping<MemoryAccount>,
     wakeup: ArbiterWakeup,
+    pub identity: ProcessIdentity,
     pub slot: SlotIndex,
     /// Copy of the charges in the process's slot, where no other process can write.
     pub own_charge: PerGpu<AtomicBytes>,
@@ -105,12 +106,16 @@ impl Process {
         self.limits.memory[gpu].load(Ordering::Relaxed)
     }
 
-    /// Returns the memory that a context takes on the GPU.
+    /// Returns the memory that a context takes on the GPU: what the agent has measured, or an upper
+    /// bound.
     pub fn context_size(&self, gpu: GpuSlot) -> Bytes {
-        match self.limits.context[gpu].load(Ordering::Relaxed) {
-            Bytes::ZERO => DEFAULT_CONTEXT,
-            measured => measured,
-        }
+        self.measured_context_size(gpu).unwrap_or(DEFAULT_CONTEXT)
+    }
+
+    /// Returns the memory that a context takes on the GPU, if the agent has measured it.
+    pub fn measured_context_size(&self, gpu: GpuSlot) -> Option<Bytes> {
+        self.refresh();
+        Some(self.limits.context[gpu].load(Ordering::Relaxed)).filter(|&size| size > Bytes::ZERO)
     }
 
     /// Locks the small allocations, and with them the right to charge memory.
@@ -165,7 +170,10 @@ impl Process {
         let control = files::open_control(directory).map_err(cannot_open(control_path.clone()))?;
         let limits = control.read().map_err(|invalid| LoadError::Limits(control_path, invalid))?;
         let account = files::open_account(directory).map_err(cannot_open(files::account_path(directory)))?;
-        let slot = monitor::start(account)?;
+        let identity = exits::own_identity();
+        // The time for which the driver reclaims memory begins when an end is noted.
+        exits::sweep(&account, identity);
+        let slot = monitor::start(account, identity)?;
         let last = CachedLimits {
             revision: AtomicU64::new(0),
             memory: PerGpu::default(),
@@ -176,6 +184,7 @@ impl Process {
             control,
             account,
             wakeup: ArbiterWakeup::of(directory),
+            identity,
             slot,
             own_charge: PerGpu::default(),
             gpus: GrantedGpus::of(&limits),

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `allocation_table` | what the process has allocated, and the processes that have exited |
+//! | `allocation_table` | what the process has allocated |
 //! | `plain` | linear, pitched, managed and imported memory |
 //! | `arrays` | arrays and mipmapped arrays |
 //! | `vmm` | handles of physical memory and their mappings |
@@ -10,6 +10,8 @@
 //! | `graphs` | memory that graphs allocate when they run |
 //! | `code` | times at which modules were loaded; the agent measures their size |
 //! | `contexts`, `context_limits` | contexts, the memory that is freed with them, and the memory of their kernels |
+//! | `context_size` | the memory that a context takes, as the agent measures it |
+//! | `exits` | memory of other processes that have ended |
 //! | `report` | free and total memory, as the program sees them |
 //!
 //! Host memory is not limited, so its functions have no hooks.
@@ -18,7 +20,9 @@ pub mod allocation_table;
 pub mod arrays;
 pub mod code;
 pub mod context_limits;
+pub mod context_size;
 pub mod contexts;
+pub mod exits;
 pub mod graphs;
 pub mod plain;
 pub mod pools;
@@ -66,6 +70,8 @@ pub struct Memory {
     pub vmm: Mutex<vmm::Handles>,
     pub graphs: Mutex<graphs::Graphs>,
     pub contexts: Mutex<contexts::Contexts>,
+    /// True for each GPU on which the process has asked for the size of a context.
+    pub has_asked_context_size: PerGpu<AtomicBool>,
     /// True for each GPU on which the process has allocated managed memory.
     pub has_managed: PerGpu<AtomicBool>,
 }
@@ -91,10 +97,11 @@ impl Process {
         let mut waited = Duration::ZERO;
         loop {
             self.sweep();
+            self.remeasure_after_exit(gpu);
             if self.try_charge(gpu, bytes) {
                 return Ok(());
             }
-            let is_exiting = |owner| matches!(owner, SlotOwner::Exiting { .. });
+            let is_exiting = |owner| matches!(owner, SlotOwner::Exiting(_));
             let any_exiting = self
                 .account
                 .slots()

@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock};
 
 use tessera_limits::files::StaticMapping;
 use tessera_limits::futex;
-use tessera_limits::memory_account::{MemoryAccount, SlotIndex};
+use tessera_limits::memory_account::{MemoryAccount, ProcessIdentity, SlotIndex};
 use tessera_throttle::controller::Sleep;
 
 use crate::compute::Controllers;
 use crate::grant::{LoadError, Process};
+use crate::memory::contexts;
 
 /// Interval in nanoseconds at which the charges of pools are settled. Freed pool memory stays
 /// charged for at most this time.
@@ -47,12 +48,12 @@ struct RobustList {
 ///
 /// # Errors
 /// An error if no thread can be created, or if there is no free slot.
-pub fn start(account: StaticMapping<MemoryAccount>) -> Result<SlotIndex, LoadError> {
+pub fn start(account: StaticMapping<MemoryAccount>, me: ProcessIdentity) -> Result<SlotIndex, LoadError> {
     let slot_of_thread = Arc::new(OnceLock::new());
     let result = Arc::clone(&slot_of_thread);
     without_signals(|| {
         std::thread::Builder::new().name("tessera".into()).stack_size(256 << 10).spawn(move || {
-            let slot = hold_slot(&account);
+            let slot = hold_slot(&account, me);
             let _ = result.set(slot);
             if slot.is_some() {
                 run();
@@ -85,7 +86,7 @@ fn run() -> ! {
         let now = futex::now();
         if now - settled > SETTLE_INTERVAL_NS {
             settled = now;
-            process.refresh();
+            contexts::settle(process);
             process.memory.pools.settle_all(process);
         }
         match controllers.run_round(process) {
@@ -101,10 +102,9 @@ fn run() -> ! {
 }
 
 /// Claims a slot that the kernel marks when this thread ends for any reason.
-fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
-    // SAFETY: both calls have no arguments and cannot fail.
-    let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
-    let (process, thread) = (u32::try_from(process).ok()?, u32::try_from(thread).ok()?);
+fn hold_slot(account: &MemoryAccount, me: ProcessIdentity) -> Option<SlotIndex> {
+    // SAFETY: the call has no arguments and cannot fail.
+    let thread = u32::try_from(unsafe { libc::syscall(libc::SYS_gettid) }).ok()?;
     // The list is never freed, because the kernel reads it when the thread ends.
     let robust = Box::leak(Box::new(RobustList {
         list: Link { next: std::ptr::null() },
@@ -121,7 +121,7 @@ fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
         // list.
         libc::syscall(libc::SYS_set_robust_list, robust, std::mem::offset_of!(RobustList, entry));
     }
-    let slot = account.claim(process, thread, |word| {
+    let slot = account.claim(me, thread, |word| {
         // SAFETY: `robust` is leaked and accessed by this thread only. The pending entry covers a
         // death between taking the word and adding it to the list.
         unsafe {

@@ -42,13 +42,16 @@ unsafe fn memory_info(
     device: Handle,
     info: *mut Info,
 ) -> Status {
+    let limited = limited(device);
     // SAFETY: the arguments are those that the program passed to this NVML function.
     let status = unsafe { driver(device, info) };
     if status == SUCCESS
         // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
-        && let Some(FreeAndTotal { free, total }) = share(device, info.free, info.total)
+        && let Some((granted, held)) = limited
     {
+        let of_gpu = FreeAndTotal { free: Bytes(info.free), total: Bytes(info.total) };
+        let FreeAndTotal { free, total } = visible_memory(granted, held, of_gpu);
         *info = Info { total: total.0, free: free.0, used: (total - free).0 };
     }
     status
@@ -59,21 +62,25 @@ unsafe fn memory_info_v2(
     device: Handle,
     info: *mut InfoV2,
 ) -> Status {
+    let limited = limited(device);
     // SAFETY: the arguments are those that the program passed to this NVML function.
     let status = unsafe { driver(device, info) };
     if status == SUCCESS
         // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
-        && let Some(FreeAndTotal { free, total }) = share(device, info.free, info.total)
+        && let Some((granted, held)) = limited
     {
+        let of_gpu = FreeAndTotal { free: Bytes(info.free), total: Bytes(info.total) };
+        let FreeAndTotal { free, total } = visible_memory(granted, held, of_gpu);
         let (version, used) = (info.version, (total - free).0);
         *info = InfoV2 { version, total: total.0, reserved: 0, free: free.0, used };
     }
     status
 }
 
-/// Returns what the container sees of a GPU's memory, or `None` if the memory is not limited.
-fn share(device: Handle, free: u64, total: u64) -> Option<FreeAndTotal> {
+/// Returns the memory that this container was granted on a GPU and what it holds of it, or `None` if
+/// the memory is not limited. NVML is asked afterwards, because this may wait until a process has ended.
+fn limited(device: Handle) -> Option<(Bytes, Bytes)> {
     let process = Process::get().ok()?;
     let mut text = [0; 96];
     // SAFETY: NVML writes at most as many characters as the length says, which is the size of
@@ -86,8 +93,6 @@ fn share(device: Handle, free: u64, total: u64) -> Option<FreeAndTotal> {
     // The UUID of a GPU begins with "GPU-", the UUID of a MIG instance with "MIG-".
     let (_, digits) = text.split_once('-')?;
     let gpu = process.gpus.of_uuid(UuidBytes::parse(digits)?)?;
-    process.sweep();
     let granted = process.granted(gpu);
-    let of_gpu = FreeAndTotal { free: Bytes(free), total: Bytes(total) };
-    (granted != GpuLimit::WHOLE).then(|| visible_memory(granted, process.held(gpu), of_gpu))
+    (granted != GpuLimit::WHOLE).then(|| (granted, process.held(gpu)))
 }

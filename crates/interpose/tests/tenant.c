@@ -338,6 +338,9 @@ int main(int argc, char **argv) {
             }
             waitpid(child, &status, 0);
             printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        } else if (!strcmp(word, "exec")) { /* becomes a new program, which keeps the process id */
+            puts("0");
+            execv("/proc/self/exe", argv);
         } else if (!strcmp(word, "run")) {
             /* `rounds` kernels of `mib` us, in tens; answers the status */
             S s = 0;

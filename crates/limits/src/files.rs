@@ -261,7 +261,7 @@ fn unknown_format() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{UuidBytes, limits::GpuLimit};
+    use crate::{UuidBytes, limits::GpuLimit, memory_account::ProcessIdentity};
 
     fn limits(memory: u64) -> GrantLimits {
         let gpu = GpuLimit {
@@ -301,7 +301,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         update_grant(directory.path(), &limits(5)).unwrap();
         let account = open_account(directory.path()).unwrap();
-        let me = account.claim(1, 1, |_| {}).unwrap();
+        let me = account.claim(ProcessIdentity { id: 1, started_ticks: 1 }, 1, |_| {}).unwrap();
         account.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
         update_grant(directory.path(), &limits(5)).unwrap();
         assert_eq!(open_account(directory.path()).unwrap().held(GpuSlot::FIRST), Bytes(3));
@@ -312,7 +312,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let control = create_grant(directory.path(), &limits(5)).unwrap();
         let before = open_account(directory.path()).unwrap();
-        let me = before.claim(1, 1, |_| {}).unwrap();
+        let me = before.claim(ProcessIdentity { id: 1, started_ticks: 1 }, 1, |_| {}).unwrap();
         before.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
         control.set_uncharged(GpuSlot::FIRST, Bytes(2), 1);
         create_grant(directory.path(), &limits(5)).unwrap();

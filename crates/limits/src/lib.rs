@@ -24,6 +24,7 @@ pub mod gpu_slot;
 pub mod limits;
 pub mod memory_account;
 pub mod pacer;
+pub mod process_stat;
 
 pub use bytes::{AtomicBytes, Bytes};
 pub use control::Control;

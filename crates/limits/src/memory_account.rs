@@ -8,12 +8,21 @@
 //! The container's usage is the sum over the slots. A process first announces what it wants
 //! (`tentative`) and then adds up all slots. Of two processes that announce at once, at least one
 //! sees the other. Both together therefore never exceed a limit that has room for only one of them.
+//!
+//! The kernel's mark does not say when a process has ended, and the driver reclaims memory a moment
+//! after that. The first process that sees an end therefore writes the time into the slot, where all
+//! other processes find it, however short they live.
 
+mod end_stamp;
 mod snapshot;
+
+use std::time::Duration;
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 use crate::pacer::{BUSY_PLACE, SharedPacer};
 use crate::{AtomicBytes, Bytes, GpuSlot, PerGpu};
+
+use end_stamp::EndStamp;
 
 pub use snapshot::{AccountSnapshot, ProcessUsage, WindowDemand};
 
@@ -37,6 +46,14 @@ const YIELDING_ATTEMPTS: u32 = 100;
 
 const RETRY_SLEEP_NS: u64 = 10_000;
 
+/// Time that the driver gets to reclaim memory after the process's files are closed. NVML shows the
+/// memory for up to some tens of milliseconds longer on an H200 with driver 580.
+const RECLAIM_TIME: Duration = Duration::from_millis(250);
+
+/// Time after which a process that does not finish its exit counts as gone. Such a process has
+/// replaced its program by `execve`, which closes the driver's files too.
+const MAX_EXIT_TIME: Duration = Duration::from_secs(3);
+
 /// The whole account file, as it is mapped.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -44,6 +61,9 @@ pub struct MemoryAccount {
     format: AtomicU64,
     /// Number of slots used so far; all slots from this index on have never been used.
     used_slots: AtomicU32,
+    /// Time at which a process was last seen to have ended, in milliseconds of the monotonic clock,
+    /// or 0.
+    last_end_ms: AtomicU32,
     /// Time used on each GPU by all processes, for pacing while no arbiter runs.
     pacers: PerGpu<SharedPacer>,
     slots: [Slot; SLOTS],
@@ -72,6 +92,29 @@ pub struct Slot {
     pub demand: PerGpu<GpuDemand>,
     /// Number of times that a thread of this process had to wait for a window.
     pub waits: AtomicU64,
+    /// Start time of the owner in clock ticks since boot, which tells it from a later process with
+    /// the same id. 0 if unknown.
+    started: AtomicU64,
+    /// When other processes saw that the owner has ended, see [`EndStamp`].
+    end: AtomicU64,
+}
+
+// Containers keep the library that they started with, and an agent of another version reads their
+// accounts. New words therefore go into unused bytes, or the format gets a new value.
+#[cfg(not(loom))]
+const _: () = assert!(
+    size_of::<Slot>() == 448
+        && std::mem::offset_of!(Slot, waits) == 424
+        && std::mem::offset_of!(MemoryAccount, pacers) == 16
+);
+
+/// A process, as the container numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    /// Process id.
+    pub id: u32,
+    /// Start time in clock ticks since boot, or 0 if unknown.
+    pub started_ticks: u64,
 }
 
 /// What a process reports to the arbiter about one GPU.
@@ -101,10 +144,7 @@ pub enum SlotOwner {
     /// The process is alive.
     Alive,
     /// The threads of the process have ended, but the driver may still be reclaiming its memory.
-    Exiting {
-        /// Process id of the owner, as the container numbers it.
-        process: u32,
-    },
+    Exiting(ProcessIdentity),
     /// The driver has reclaimed all memory of the process.
     Gone,
 }
@@ -123,7 +163,7 @@ impl MemoryAccount {
     /// thread dies at any time.
     pub fn claim(
         &self,
-        process: u32,
+        process: ProcessIdentity,
         thread: u32,
         mut about_to_take: impl FnMut(&AtomicU32),
     ) -> Option<SlotIndex> {
@@ -140,7 +180,10 @@ impl MemoryAccount {
             // before, and no charge of its own.
             self.used_slots.fetch_max(u32::try_from(index + 1).unwrap_or(u32::MAX), Ordering::SeqCst);
             slot.clear();
-            slot.process.store(process, Ordering::SeqCst);
+            slot.process.store(process.id, Ordering::SeqCst);
+            slot.started.store(process.started_ticks, Ordering::SeqCst);
+            // The process id may be that of the last owner.
+            slot.gone.store(0, Ordering::SeqCst);
             return Some(SlotIndex(index));
         }
         None
@@ -165,10 +208,37 @@ impl MemoryAccount {
         &self.slots[..(self.used_slots.load(Ordering::SeqCst) as usize).min(SLOTS)]
     }
 
-    /// Returns the memory of the GPU that all processes together hold.
+    /// Returns the memory of the GPU that all processes together hold, also those whose memory the
+    /// driver has not reclaimed yet.
     #[must_use]
     pub fn held(&self, gpu: GpuSlot) -> Bytes {
         self.sum(gpu).settled
+    }
+
+    /// Returns the memory of the GPU that stays held once the driver has reclaimed the memory of
+    /// processes that have ended.
+    #[must_use]
+    pub fn held_without_ended(&self, gpu: GpuSlot) -> Bytes {
+        self.slots().iter().filter(|slot| !slot.has_ended()).map(|slot| slot.held(gpu)).sum()
+    }
+
+    /// Returns whether a process that holds memory of the GPU began to exit less than `max_time` ago
+    /// and has not ended, as of the last [`Self::sweep`].
+    #[must_use]
+    pub fn is_awaiting_exit(&self, gpu: GpuSlot, now_ns: u64, max_time: Duration) -> bool {
+        self.slots().iter().any(|slot| {
+            let SlotOwner::Exiting(process) = slot.owner() else { return false };
+            let stamp = EndStamp::of(slot.end.load(Ordering::SeqCst), process.id);
+            slot.held(gpu) > Bytes::ZERO
+                && stamp.is_some_and(|stamp| !stamp.has_ended && stamp.age(now_ns) < max_time)
+        })
+    }
+
+    /// Returns whether a process was seen to have ended after `time_ns`.
+    #[must_use]
+    pub fn has_end_since(&self, time_ns: u64) -> bool {
+        let last = self.last_end_ms.load(Ordering::SeqCst);
+        last != 0 && end_stamp::is_later(last, time_ns)
     }
 
     /// Adds `bytes` to the slot `me` unless the container would then hold more than `limit`.
@@ -214,17 +284,29 @@ impl MemoryAccount {
         self.slot(me).held[gpu].saturating_sub(bytes, Ordering::SeqCst);
     }
 
-    /// Releases the charges of exited processes whose memory the driver has reclaimed, as `is_gone`
-    /// reports.
-    pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
+    /// Notes which processes have ended, as `has_ended` reports, and releases the charges of those
+    /// whose memory the driver has reclaimed.
+    ///
+    /// `me` is the calling process. A dead slot with its identity belongs to the program that it ran
+    /// before `execve`.
+    pub fn sweep(&self, me: ProcessIdentity, now_ns: u64, has_ended: impl Fn(ProcessIdentity) -> bool) {
         for slot in self.slots() {
-            let seen = slot.owner.load(Ordering::SeqCst);
-            if let SlotOwner::Exiting { process } = slot.state(seen)
-                && is_gone(process)
-            {
-                // The process id is stored instead of a flag: a process that has claimed the slot
-                // meanwhile has another id and stays unaffected.
-                slot.gone.store(process, Ordering::SeqCst);
+            let SlotOwner::Exiting(process) = slot.owner() else { continue };
+            let now = EndStamp::new(process.id, process != me && has_ended(process), now_ns);
+            let seen = slot.end.load(Ordering::SeqCst);
+            let stamp = match EndStamp::of(seen, process.id) {
+                Some(stamp) if stamp.has_ended == now.has_ended => stamp,
+                _ => {
+                    // The stamp names the process: a process that has claimed the slot meanwhile has
+                    // another id and stays unaffected.
+                    let _ = slot.end.compare_exchange(seen, now.word(), Ordering::SeqCst, Ordering::SeqCst);
+                    self.last_end_ms.store(end_stamp::milliseconds(now_ns), Ordering::SeqCst);
+                    now
+                }
+            };
+            let time = if stamp.has_ended { RECLAIM_TIME } else { MAX_EXIT_TIME };
+            if process == me || stamp.age(now_ns) >= time {
+                slot.gone.store(process.id, Ordering::SeqCst);
             }
         }
     }
@@ -279,8 +361,22 @@ impl Slot {
             _ if owner & OWNER_DIED == 0 => SlotOwner::Alive,
             _ => match self.process.load(Ordering::SeqCst) {
                 process if process == self.gone.load(Ordering::SeqCst) => SlotOwner::Gone,
-                process => SlotOwner::Exiting { process },
+                id => {
+                    let started_ticks = self.started.load(Ordering::SeqCst);
+                    SlotOwner::Exiting(ProcessIdentity { id, started_ticks })
+                }
             },
+        }
+    }
+
+    /// Returns whether the owner was seen to have ended.
+    fn has_ended(&self) -> bool {
+        match self.owner() {
+            SlotOwner::Exiting(process) => {
+                EndStamp::of(self.end.load(Ordering::SeqCst), process.id).is_some_and(|stamp| stamp.has_ended)
+            }
+            SlotOwner::Gone => true,
+            SlotOwner::Unused | SlotOwner::Alive => false,
         }
     }
 
@@ -290,6 +386,7 @@ impl Slot {
         }
         self.waited.store(0, Ordering::SeqCst);
         self.waits.store(0, Ordering::SeqCst);
+        self.end.store(0, Ordering::SeqCst);
         self.awaiting_measurement.store(0, Ordering::SeqCst);
         for demand in &self.demand {
             demand.wants.store(0, Ordering::SeqCst);

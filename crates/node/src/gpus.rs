@@ -157,11 +157,12 @@ pub enum GpuSource {
 pub struct UnknownGpuSource(String);
 
 impl GpuSource {
-    /// Opens the source.
+    /// Opens the source. `libraries` is a directory in which NVML is searched if the loader does not find
+    /// it.
     #[must_use]
-    pub fn open(&self) -> Box<dyn Gpus> {
+    pub fn open(&self, libraries: Option<PathBuf>) -> Box<dyn Gpus> {
         match self {
-            Self::Nvml => Box::new(Nvml::default()),
+            Self::Nvml => Box::new(Nvml::searched_in(libraries)),
             Self::Simulated(file) => Box::new(Simulated::new(file.clone())),
         }
     }

@@ -4,11 +4,15 @@
 //! [`gpus`] discovers and samples GPUs, through NVML or from a description. [`device_plugin`]
 //! serves devices to the kubelet and keeps the plugin registered. [`pod_resources`] asks the
 //! kubelet which container holds which device. [`processes`] finds the owner of a process.
+//! [`driver_volume`] fills the directory with the driver that containers mount. [`display_socket`] serves
+//! gpu-manager's gRPC interface.
 //! [`open_files`] raises the limit of open files, [`tmpfs`] mounts memory. This crate does not use the Kubernetes API.
 
 #![warn(missing_docs)]
 
 pub mod device_plugin;
+pub mod display_socket;
+pub mod driver_volume;
 pub mod gpus;
 pub mod open_files;
 pub mod pod_resources;

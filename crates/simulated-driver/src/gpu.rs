@@ -96,7 +96,8 @@ impl GpuProcess {
         let me = std::process::id();
         let place = gpu.processes.iter().find(|process| {
             let id = process.id.load(Ordering::SeqCst);
-            (id == 0 || is_gone(id))
+            // The place of this process is that of the program which it ran before `execve`.
+            (id == 0 || id == me || is_gone(id))
                 && process.id.compare_exchange(id, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         })?;
         place.memory.store(0, Ordering::SeqCst);

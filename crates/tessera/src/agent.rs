@@ -1,6 +1,7 @@
 //! `tessera agent`: the daemon on a node with GPUs.
 
 mod arguments;
+mod driver_files;
 mod health_checks;
 mod injection;
 mod instance_type;
@@ -26,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
 use self::arguments::{EscapeAction, PagesReaders, Registration};
-use crate::{host, old_flags, values};
+use self::driver_files::DriverFiles;
+use crate::{host, old_flags, service_manager, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     arguments.log.start()?;
@@ -42,7 +44,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
     for word in &arguments.disable_health_checks.unknown {
         tracing::warn!(
             word,
-            "unknown word in --disable-health-checks is ignored; write all, xids or numbers of XIDs"
+            "unknown word in --disable-health-checks is ignored; write all, xids, pending-reset or numbers of XIDs"
         );
     }
     let (labels, advertised) = (labels(&arguments.node_labels)?, advertised(&arguments)?);
@@ -54,9 +56,13 @@ async fn serve(arguments: Arguments) -> Result<()> {
         PagesReaders::Open => PagesAccess::Open,
     };
     let node = NodeClient::new(client, arguments.node_name.clone());
-    let gpus = arguments.gpus.open();
+    let stop = CancellationToken::new();
+    let mut injection = InjectionSettings::default();
+    let driver = DriverFiles::new(&arguments, &mut injection)?;
+    let gpus = arguments.gpus.open(driver.libraries());
+    driver.keep_filled(stop.clone()).await;
     let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
-    let mut settings = AgentSettings { labels, ..settings(&arguments, by_cdi)? };
+    let mut settings = AgentSettings { labels, ..settings(&arguments, injection, by_cdi)? };
     let mut pages = None;
     if let Some(address) = listen {
         let (listener, address) = host::listen(address, "--listen").await?;
@@ -93,21 +99,23 @@ async fn serve(arguments: Arguments) -> Result<()> {
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
         pages,
         probes,
+        display_socket: arguments.manager_socket,
         sampling,
     };
-    let stop = CancellationToken::new();
     let (stopped, asked) = (stop.clone(), host::termination_signal()?);
     tokio::spawn(async move {
         asked.await;
         stopped.cancel();
     });
     tracing::info!(node = %settings.node, "starting the agent");
+    service_manager::notify("READY=1");
     shell::run(settings, ports, stop).await?;
+    service_manager::notify("STOPPING=1");
     Ok(())
 }
 
 /// Returns the settings of the agent that follow from the flags, without labels and address.
-fn settings(arguments: &Arguments, by_cdi: bool) -> Result<AgentSettings> {
+fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -> Result<AgentSettings> {
     let grants = std::path::absolute(&arguments.grants)?;
     Ok(AgentSettings {
         node: NodeName(arguments.node_name.clone()),
@@ -119,8 +127,8 @@ fn settings(arguments: &Arguments, by_cdi: bool) -> Result<AgentSettings> {
             cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
             // Set when the GPUs are known.
             device_nodes: false,
-            driver_directory: arguments.driver_directory.clone(),
             cgpu_disabled: false,
+            ..injection
         },
         registration: registration(arguments),
         labels: BTreeMap::new(),
@@ -130,6 +138,7 @@ fn settings(arguments: &Arguments, by_cdi: bool) -> Result<AgentSettings> {
         instance_type: arguments.instance_type.clone(),
         quiet_time: Duration::from_secs(arguments.quiet_time),
         ignored_xids: arguments.disable_health_checks.xids.clone(),
+        ignore_pending_reset: arguments.disable_health_checks.pending_reset,
     })
 }
 

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use tessera_core::gpu::Health;
 use tessera_core::units::{Count, MiB};
 use tessera_node::gpus::{
     DiscoveredGpus, GpuSample, GpuSource, Gpus, GpusError, ProcessMemory, SampleInterval,
@@ -40,7 +39,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let gpus = arguments.gpus.open();
+    let gpus = arguments.gpus.open(None);
     let found = match gpus.discover() {
         Ok(found) => found,
         Err(error) => return Ok(no_gpus(&error)),
@@ -79,7 +78,7 @@ fn describe(found: &DiscoveredGpus, looks: &[Option<GpuSample>]) -> String {
     for gpu in &found.gpus {
         let pci = found.pci.get(gpu.index.position()).map_or("", String::as_str);
         let numa = gpu.numa.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
-        let health = if gpu.health == Health::Healthy { "healthy" } else { "unhealthy" };
+        let health = gpu.health.problem().unwrap_or("healthy");
         let _ = writeln!(
             text,
             "GPU{}: {}, {}, {}, /dev/nvidia{}, PCI {pci}, NUMA node {numa}, {health}",

@@ -14,6 +14,7 @@ mod mount_grants;
 mod old_flags;
 mod place;
 mod scheduler;
+mod service_manager;
 mod simulate;
 mod topology;
 mod values;

@@ -117,7 +117,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     let sampling = arguments.sampling.settings()?;
     let options = sampling.metrics.clone();
     let node = NodeName(arguments.node_name.unwrap_or_else(host::name));
-    let standalone = match Standalone::start(node, Arc::from(arguments.gpus.open()), sampling) {
+    let standalone = match Standalone::start(node, Arc::from(arguments.gpus.open(None)), sampling) {
         Ok(standalone) => standalone,
         Err(StandaloneError::Gpus(error)) => return Ok(crate::inventory::no_gpus(&error)),
         Err(error) => return Err(error.into()),

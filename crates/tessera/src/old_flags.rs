@@ -36,7 +36,6 @@ const OF_AGENT: &[WithoutEffect] = &[
     ("client-key", true, "the kubelet is reached through its sockets"),
     ("container-runtime-endpoint", true, "the container runtime is not called"),
     ("docker-endpoint", true, "the container runtime is not called"),
-    ("extra-config", true, "extra devices come from other device plugins"),
     ("kubelet-address", true, "the kubelet is reached through its sockets"),
     ("kubelet-port", true, "the kubelet is reached through its sockets"),
     ("mps", false, "it never had an effect"),
@@ -45,7 +44,6 @@ const OF_AGENT: &[WithoutEffect] = &[
     ("standalone", false, "the API server is required"),
     ("timeout", true, "the kubelet is reached through its sockets"),
     ("token", true, "the kubelet is reached through its sockets"),
-    ("volume-config", true, "--driver-directory mounts the driver's libraries"),
     ("wait-timeout", true, "the container runtime is not called"),
 ];
 
@@ -185,7 +183,7 @@ mod tests {
         check("agent --sample_period=1", "agent --sample-every=1");
         check(
             "agent --share-mode=true --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --log-dir=/var/log --v=5",
-            "agent --share-mode=true --query-addr=0.0.0.0 --no-effect=extra-config --hostname-override=n --no-effect=log-dir --log=info,tessera=debug",
+            "agent --share-mode=true --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --no-effect=log-dir --log=info,tessera=debug",
         );
         check(
             "agent -logtostderr --v 5 --memory-unit=MiB",

@@ -54,6 +54,13 @@ generated!(
     "kubelet/gen/v1.rs"
 );
 
+#[cfg(feature = "grpc")]
+generated!(
+    /// `display`: the service of gpu-manager on its socket, which is generated like those of the kubelet.
+    gpu_manager_display,
+    "kubelet/gen/display.rs"
+);
+
 /// Version of the device plugin interface. Kubernetes defines only one.
 pub const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
 

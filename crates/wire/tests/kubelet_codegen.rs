@@ -6,8 +6,12 @@
 
 use std::{fs, path::Path};
 
-const PROTOS: [&str; 3] =
-    ["deviceplugin_v1beta1.proto", "pluginregistration_v1.proto", "podresources_v1.proto"];
+const PROTOS: [&str; 4] = [
+    "deviceplugin_v1beta1.proto",
+    "gpu_manager_display.proto",
+    "pluginregistration_v1.proto",
+    "podresources_v1.proto",
+];
 
 #[test]
 fn committed_code_matches_the_protos() {

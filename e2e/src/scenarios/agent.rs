@@ -1,6 +1,7 @@
 //! The agent on a real kubelet with eight simulated GPUs.
 
 mod allocations;
+mod driver;
 mod exporter;
 mod footprint;
 mod health;
@@ -52,6 +53,11 @@ pub(crate) async fn outage(harness: Harness) -> Result<()> {
 pub(crate) async fn library(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     library::run(&stage).await
+}
+
+/// Containers get the driver's files without a container runtime of NVIDIA's.
+pub(crate) async fn driver(harness: Harness) -> Result<()> {
+    driver::run(&harness).await
 }
 
 /// CPU and memory of the agent.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::{
-    gpu::Health,
     gpu_set::GpuSet,
     grant::{ContainerGrant, Hold, PodGrant},
     node::NodeState,
@@ -226,8 +225,8 @@ impl Allocator<'_> {
         for index in gpus.iter() {
             let gpu = self.gpus.node.gpu(index).ok_or(CallError::UnknownGpu(index))?;
             let (pod, container) = (request.pod_name.clone(), request.claim.container.clone());
-            if gpu.health == Health::Unhealthy {
-                return Err(CallError::Unhealthy { pod, container, gpu: index });
+            if let Some(problem) = gpu.health.problem() {
+                return Err(CallError::Unhealthy { pod, container, gpu: index, problem });
             }
             if !state.fits(index, hold) {
                 return Err(CallError::GpuIsFull { pod, container, gpu: index });

@@ -131,8 +131,8 @@ pub enum CallError {
         /// Name of the node.
         node: NodeName,
     },
-    /// The kubelet chose an unhealthy GPU.
-    #[error("pod {pod}, container {container}: GPU {gpu} is unhealthy")]
+    /// The kubelet chose a GPU that cannot be granted.
+    #[error("pod {pod}, container {container}: GPU {gpu} is {problem}")]
     Unhealthy {
         /// Namespace and name of the pod.
         pod: String,
@@ -140,6 +140,8 @@ pub enum CallError {
         container: String,
         /// Index of the GPU.
         gpu: GpuIndex,
+        /// Why the GPU cannot be granted.
+        problem: &'static str,
     },
     /// The kubelet chose a GPU that lacks room for the container.
     #[error(

@@ -6,9 +6,11 @@ use std::{
 };
 
 use tessera_core::units::PodUid;
+use tessera_limits::{Bytes, UuidBytes, allocation_size::round_up_to_blocks};
 
 use super::{
-    Action, CallId, ContainerLimits, EventTime, Isolation, PodContainer, ShellError, Warning,
+    Action, CallId, ContainerLimits, EventTime, GpuProcess, Isolation, PodContainer, ShellError, UsageSample,
+    Warning,
     holdings::{Holdings, Source},
     limits::container_limits,
 };
@@ -98,14 +100,42 @@ impl GrantDirectories {
         })
     }
 
-    /// Returns the limits that a container gets: those that follow from its pod now, with the
-    /// ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
+    /// Adopts the sizes of contexts that a sample shows, and writes them to the containers.
+    ///
+    /// A size applies only to the container in which it was measured, because a container can write
+    /// anything into its account.
+    pub(super) fn learn_contexts(&mut self, sample: &UsageSample, actions: &mut Vec<Action>) {
+        for account in &sample.accounts {
+            let Some(limits) = self.limits.get_mut(&account.container) else { continue };
+            let mut has_learned = false;
+            for &(pid, position) in &account.context_only {
+                let Some(gpu) = limits.gpus.get_mut(position).filter(|gpu| gpu.context == Bytes::ZERO) else {
+                    continue;
+                };
+                let is_it = |process: &&GpuProcess| {
+                    process.container == account.container
+                        && process.own_pid == Some(pid)
+                        && UuidBytes::parse(&process.gpu.0) == Some(gpu.uuid)
+                };
+                let size = sample.processes.iter().find(is_it).and_then(|process| process.bytes);
+                if let Some(bytes) = size.filter(|&bytes| bytes > 0) {
+                    gpu.context = round_up_to_blocks(Bytes(bytes));
+                    has_learned = true;
+                }
+            }
+            if has_learned {
+                actions.push(Action::UpdateGrant(Box::new(limits.clone())));
+            }
+        }
+    }
+
+    /// Returns the limits that a container gets: those that follow from its pod now, with the size
+    /// of contexts that was measured, and the ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
     /// could lift its own limit.
     pub(super) fn granted(&self, limits: ContainerLimits, isolation: &Isolation) -> ContainerLimits {
-        match self.limits.get(&limits.key()) {
-            Some(known) if !isolation.allow_ceiling_changes => limits.with_ceilings_of(known),
-            _ => limits,
-        }
+        let Some(known) = self.limits.get(&limits.key()) else { return limits };
+        let limits = limits.with_contexts_of(known);
+        if isolation.allow_ceiling_changes { limits } else { limits.with_ceilings_of(known) }
     }
 
     /// Updates the limits of running containers that differ from what they should be.

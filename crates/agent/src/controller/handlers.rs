@@ -74,6 +74,8 @@ impl Agent {
                 self.overruns.report(now, &self.pods, container, bytes, actions);
             }
             Event::UsageSampled(sample) => {
+                // A waiting process reads its limits after the measurement, so they are written first.
+                self.grants.learn_contexts(&sample, actions);
                 let granted = Granted {
                     settings: &self.settings,
                     holdings: holdings(

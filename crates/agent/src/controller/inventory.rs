@@ -36,13 +36,13 @@ impl NodeGpus {
     }
 
     pub(super) fn is_healthy(&self, gpu: GpuIndex) -> bool {
-        self.node.gpu(gpu).is_some_and(|gpu| gpu.health == Health::Healthy)
+        self.node.gpu(gpu).is_some_and(|gpu| gpu.health.is_healthy())
     }
 
     /// Returns the indexes of the unhealthy GPUs.
     pub(super) fn unhealthy(&self) -> Vec<u8> {
         let gpus = self.node.gpus().iter();
-        gpus.filter(|gpu| gpu.health == Health::Unhealthy).map(|gpu| gpu.index.0).collect()
+        gpus.filter(|gpu| !gpu.health.is_healthy()).map(|gpu| gpu.index.0).collect()
     }
 
     /// Returns the content of the node annotation `tessera.dev/inventory`.
@@ -63,6 +63,7 @@ pub(super) struct GpuInventory {
     gpus: Option<NodeGpus>,
     discovery_error: Option<ShellError>,
     health: GpuHealth,
+    ignore_pending_reset: bool,
 }
 
 impl GpuInventory {
@@ -73,6 +74,7 @@ impl GpuInventory {
             gpus: None,
             discovery_error: None,
             health: GpuHealth::new(settings.quiet_time, settings.ignored_xids.clone()),
+            ignore_pending_reset: settings.ignore_pending_reset,
         }
     }
 
@@ -96,8 +98,14 @@ impl GpuInventory {
         let found = match found {
             Ok(found) => {
                 self.discovery_error = None;
-                let found = self.with_names_of_lost_gpus(found);
+                let mut found = self.with_names_of_lost_gpus(found);
+                for gpu in found.gpus.iter_mut().filter(|gpu| gpu.health == Health::AwaitingReset) {
+                    if self.ignore_pending_reset {
+                        gpu.health = Health::Healthy;
+                    }
+                }
                 self.restore_found_gpus(&found, before.is_some());
+                self.warn_of_withdrawn_gpus(&found, actions);
                 found
             }
             Err(reason) => {
@@ -168,7 +176,7 @@ impl GpuInventory {
         for resource in resources {
             let device = |(id, index)| {
                 let gpu = gpus.node.gpu(index)?;
-                let healthy = gpu.health == Health::Healthy;
+                let healthy = gpu.health.is_healthy();
                 Some(PluginDevice { id, healthy, numa_node: gpu.numa.map(i64::from) })
             };
             let devices = gpus.ids.all(resource).filter_map(device).collect();
@@ -196,10 +204,30 @@ impl GpuInventory {
         let Some(gpus) = &self.gpus else { return };
         let was_lost = |gpu: &Gpu| {
             let known = gpus.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
-            were_all_lost || known.is_some_and(|known| known.health == Health::Unhealthy)
+            were_all_lost || known.is_some_and(|known| !known.health.is_healthy())
         };
-        for gpu in found.gpus.iter().filter(|gpu| gpu.health == Health::Healthy && was_lost(gpu)) {
+        for gpu in found.gpus.iter().filter(|gpu| gpu.health.is_healthy() && was_lost(gpu)) {
             self.health.restore(&gpu.uuid);
+        }
+    }
+
+    /// Warns of GPUs that the driver has and that cannot be granted, once for each.
+    fn warn_of_withdrawn_gpus(&self, found: &DiscoveredGpus, actions: &mut Vec<Action>) {
+        for gpu in &found.gpus {
+            let message = match gpu.health {
+                Health::InMigMode => {
+                    "a GPU is in MIG mode and is not offered; its instances are not offered either. Disable MIG mode \
+                     with nvidia-smi -mig 0 to use the GPU"
+                }
+                Health::AwaitingReset => {
+                    "a GPU is not offered until it is reset, because memory of it was retired; use nvidia-smi -r"
+                }
+                Health::Healthy | Health::Unhealthy => continue,
+            };
+            let known = self.gpus.as_ref().and_then(|gpus| gpus.found.gpus.get(gpu.index.position()));
+            if known.is_none_or(|known| (&known.uuid, known.health) != (&gpu.uuid, gpu.health)) {
+                actions.push(Action::Warn(Warning::new(message).gpu(&gpu.uuid)));
+            }
         }
     }
 

@@ -32,6 +32,16 @@ impl ContainerLimits {
         (self.pod.clone(), self.container.clone())
     }
 
+    /// Returns the same limits with the sizes of contexts that were measured in the container.
+    pub(super) fn with_contexts_of(mut self, known: &Self) -> Self {
+        for gpu in &mut self.gpus {
+            if let Some(before) = known.gpus.iter().find(|before| before.uuid == gpu.uuid) {
+                gpu.context = before.context;
+            }
+        }
+        self
+    }
+
     /// Returns the same limits with the ceilings that were granted before. GPUs without earlier
     /// limits keep theirs.
     pub(super) fn with_ceilings_of(mut self, granted: &Self) -> Self {
@@ -58,7 +68,7 @@ pub(super) fn container_limits(
         let gpu = gpus.and_then(|gpus| gpus.node.gpu(index));
         let uuid = gpu.and_then(|gpu| UuidBytes::parse(&gpu.uuid.0)).ok_or(CallError::NoUuid(index))?;
         let most = ceiling.map_or(compute_percent, |limit| limit.max(compute_percent));
-        // The agent does not know how much a context takes. The library estimates it.
+        // The size of a context is measured when the container has one.
         Ok(GpuLimit {
             uuid,
             memory,

@@ -42,6 +42,8 @@ pub struct AgentSettings {
     pub quiet_time: Duration,
     /// XIDs to ignore, in addition to those that applications cause.
     pub ignored_xids: BTreeSet<u64>,
+    /// Whether GPUs are offered although retired memory waits for a reset.
+    pub ignore_pending_reset: bool,
     /// Address under which others reach this agent's pages.
     pub advertise: Option<AgentAddress>,
 }

@@ -107,6 +107,9 @@ pub struct AccountSample {
     ///
     /// `None` if the amount changed during the sample, so it cannot be compared with the driver's.
     pub held: Vec<Option<u64>>,
+    /// Processes that held a context of a GPU and nothing else while the driver was asked, and wait for
+    /// the result: ID in the container, and place of the GPU in the limits.
+    pub context_only: BTreeSet<(u32, usize)>,
 }
 
 /// Use of something that was not granted.

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use tessera_core::{gpu::GpuUuid, grant::Hold, node::NodeState, units::PodUid};
 use tessera_wire::{
-    foreign::{dialect::Dialect, objects::Pod},
+    foreign::{
+        dialect::Dialect,
+        objects::{Pod, SUBMITTER},
+    },
     tessera::inventory::Inventory,
 };
 
@@ -71,6 +74,8 @@ pub struct ContainerView {
     pub pod: String,
     /// Annotation `clusterName` of the pod, which gpu-manager's metrics show.
     pub cluster: String,
+    /// Variable `SUBMITTER` of the pod's first container, which gpu-manager's usage shows.
+    pub user: String,
     /// Name of the container.
     pub container: String,
     /// Dialect of the container's request.
@@ -120,6 +125,7 @@ impl Agent {
                     namespace: pod.metadata.namespace.clone(),
                     pod: pod.metadata.name.clone(),
                     cluster: pod.metadata.annotations.get("clusterName").cloned().unwrap_or_default(),
+                    user: submitter(pod),
                     container: held.grant.container.clone(),
                     dialect: claim.map(|claim| claim.dialect),
                     gpus: held.grant.holds.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
@@ -162,4 +168,14 @@ fn pod_view(uid: &PodUid, pod: &Pod) -> PodView {
         containers: ids.map(|(id, name)| (id.to_owned(), name.to_owned())).collect(),
         ended: has_ended(pod),
     }
+}
+
+/// Returns the person who submitted a pod, as its first container says.
+fn submitter(pod: &Pod) -> String {
+    let variables = pod.spec.containers.first().map(|container| &*container.env).unwrap_or_default();
+    variables
+        .iter()
+        .find(|variable| variable.name == SUBMITTER)
+        .map(|variable| variable.value.clone())
+        .unwrap_or_default()
 }

@@ -118,6 +118,8 @@ pub struct ContainerSnapshot {
     pub pod: String,
     /// Value of the annotation `clusterName`, which gpu-manager reports.
     pub cluster: String,
+    /// Person who submitted the pod, which gpu-manager reports.
+    pub user: String,
     /// Dialect of the container's request.
     pub dialect: Option<Dialect>,
     /// GPUs of the container in the order of their index.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
+use tessera_wire::kubelet::gpu_manager_display as display;
 use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use super::{ContainerSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
@@ -64,6 +65,8 @@ struct PodUsage {
     #[serde(skip_serializing_if = "String::is_empty")]
     project: String,
     #[serde(skip_serializing_if = "String::is_empty")]
+    user: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     cluster: String,
     spec: BTreeMap<String, Spec>,
 }
@@ -96,6 +99,45 @@ struct Spec {
     mem: f64,
 }
 
+impl From<GpuManagerUsage> for display::UsageResponse {
+    fn from(usage: GpuManagerUsage) -> Self {
+        let pod = |pod: PodUsage| display::ContainerStat {
+            stat: pod.stat.into_iter().map(|(name, devices)| (name, devices.into())).collect(),
+            project: pod.project,
+            user: pod.user,
+            cluster: pod.cluster,
+            spec: pod.spec.into_iter().map(|(name, spec)| (name, spec.into())).collect(),
+        };
+        Self { usage: usage.usage.into_iter().map(|(uid, usage)| (uid, pod(usage))).collect() }
+    }
+}
+
+impl From<Devices> for display::Devices {
+    fn from(devices: Devices) -> Self {
+        let device = |device: DeviceUsage| display::DeviceInfo {
+            id: device.id,
+            card_idx: device.card_idx,
+            gpu: single(device.gpu),
+            mem: single(device.mem),
+            pids: device.pids.into_iter().filter_map(|pid| pid.try_into().ok()).collect(),
+            device_mem: single(device.device_mem),
+        };
+        Self { dev: devices.dev.into_iter().map(device).collect() }
+    }
+}
+
+impl From<Spec> for display::Spec {
+    fn from(spec: Spec) -> Self {
+        Self { gpu: single(spec.gpu), mem: single(spec.mem) }
+    }
+}
+
+/// Returns a number as gpu-manager's interface sends it.
+#[allow(clippy::cast_possible_truncation, reason = "a few digits are enough for percents and MiB")]
+fn single(number: f64) -> f32 {
+    number as f32
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &f64) -> bool {
     *number == 0.0
@@ -120,6 +162,7 @@ pub fn gpu_manager_usage(snapshot: &Snapshot) -> GpuManagerUsage {
     {
         let pod = usage.usage.entry(container.key.uid.to_string()).or_default();
         pod.project.clone_from(&container.namespace);
+        pod.user.clone_from(&container.user);
         pod.cluster.clone_from(&container.cluster);
         let device = |share: &ShareSnapshot| {
             let gpu = snapshot.gpus.get(share.gpu)?;

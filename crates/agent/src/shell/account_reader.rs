@@ -19,6 +19,7 @@ use tessera_arbiter::gpu_arbiter::WindowUsage;
 use tessera_core::gpu::GpuUuid;
 use tessera_limits::{
     Bytes, Control, GpuSlot, PerGpu, UuidBytes,
+    allocation_size::DEFAULT_CONTEXT,
     files::{self, OwnedMapping},
     futex,
     memory_account::{AccountSnapshot, ProcessUsage},
@@ -257,9 +258,9 @@ impl Account {
     /// Reads the account again and returns the memory held on each GPU, or `None` where it changed since the last
     /// read.
     fn compare(&mut self, container: &PodContainer) -> AccountSample {
-        let before = self.totals.held();
+        let (before, contexts_before) = (self.totals.held(), self.totals.context_only());
         self.read();
-        let after = self.totals.held();
+        let (after, contexts) = (self.totals.held(), self.totals.context_only());
         let held = after.iter().zip(&before);
         AccountSample {
             container: container.clone(),
@@ -269,6 +270,7 @@ impl Account {
                 .take(self.gpus.len())
                 .map(|(after, before)| (after == before).then_some(after.0))
                 .collect(),
+            context_only: contexts.intersection(&contexts_before).copied().collect(),
         }
     }
 }
@@ -291,6 +293,16 @@ impl ProcessTotals {
     /// Returns the memory that living processes hold on each GPU.
     fn held(&self) -> PerGpu<Bytes> {
         PerGpu::from_fn(|gpu| self.living().map(|usage| usage.held[gpu]).sum())
+    }
+
+    /// Returns the processes that wait for a measurement and are charged for one context of a GPU and
+    /// nothing else, with the place of the GPU. The charge shows that the size is not known yet.
+    fn context_only(&self) -> BTreeSet<(u32, usize)> {
+        let waiting = self.living().filter(|usage| usage.is_awaiting_measurement);
+        let gpus = waiting.flat_map(|usage| GpuSlot::all().map(move |gpu| (usage, gpu)));
+        gpus.filter(|(usage, gpu)| usage.held[*gpu] == DEFAULT_CONTEXT)
+            .map(|(usage, gpu)| (usage.process, gpu.index()))
+            .collect()
     }
 
     /// Adds the growth of all slots since the last call.

@@ -225,7 +225,9 @@ mod tests {
     use std::process::Command;
 
     use rustix::fs::{FallocateFlags, fallocate};
-    use tessera_limits::{Bytes, GpuLimit, GpuSlot, UuidBytes, limits::ShareMeaning};
+    use tessera_limits::{
+        Bytes, GpuLimit, GpuSlot, UuidBytes, limits::ShareMeaning, memory_account::ProcessIdentity,
+    };
 
     use super::*;
 
@@ -271,7 +273,7 @@ mod tests {
         grants.create(&limits("a", 5)).unwrap();
         let directory = grants.directory(&"u".into(), "a");
         let account = files::open_account(&directory).unwrap();
-        let me = account.claim(1, 1, |_| {}).unwrap();
+        let me = account.claim(ProcessIdentity { id: 1, started_ticks: 0 }, 1, |_| {}).unwrap();
         account.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(5)).unwrap();
         grants.update(&limits("a", 5)).unwrap();
         assert_eq!(in_force(&directory).unwrap().generation, 1, "equal limits keep their generation");
@@ -359,7 +361,7 @@ mod tests {
             assert!(0 < grown && grown < 256, "the tmpfs has 256 pages, {grown} were added");
             // The other container is not affected, and a new one gets its grant.
             let other = files::open_account(&grants.directory(&"two".into(), "a")).unwrap();
-            let me = other.claim(1, 1, |_| {}).unwrap();
+            let me = other.claim(ProcessIdentity { id: 1, started_ticks: 0 }, 1, |_| {}).unwrap();
             other.charge(me, GpuSlot::FIRST, Bytes(3), Bytes(100)).unwrap();
             grants.update(&of_pod("two")).unwrap();
             grants.create(&of_pod("three")).unwrap();

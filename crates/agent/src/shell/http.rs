@@ -1,6 +1,7 @@
 //! HTTP pages of the agent, and the probes of the kubelet.
 
 mod access;
+pub(super) mod display;
 mod metrics;
 
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
@@ -163,6 +164,11 @@ async fn version() -> Json<BTreeMap<&'static str, &'static str>> {
 }
 
 async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str, String>>, StatusCode> {
+    Ok(Json(BTreeMap::from([("graph", tree(&pages).await?)])))
+}
+
+/// Returns the GPUs as a tree.
+async fn tree(pages: &Pages) -> Result<String, StatusCode> {
     let view = pages.view().await?;
     let activity = |gpu: &GpuSnapshot| {
         let Some(reading) = &gpu.reading else { return gpu_tree::GpuActivity::default() };
@@ -174,7 +180,7 @@ async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str,
     let activity: Vec<gpu_tree::GpuActivity> =
         pages.sampler.snapshot(&view).gpus.iter().map(activity).collect();
     let node = view.node.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    Ok(Json(BTreeMap::from([("graph", gpu_tree::print(&node, &activity))])))
+    Ok(gpu_tree::print(&node, &activity))
 }
 
 async fn usage(State(pages): State<Pages>) -> Result<Json<GpuManagerUsage>, StatusCode> {

@@ -190,6 +190,7 @@ impl World {
         };
         let (gpus, cluster) = (self.gpus.clone(), self.api.clone());
         let pod_resources = self.root().join("pod-resources/kubelet.sock");
+        let display_socket = Some(self.directory.path().join("gpu-manager.sock"));
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let (listener, probes) = (listener.into_std().unwrap(), probes.into_std().unwrap());
@@ -198,7 +199,16 @@ impl World {
             // A listener belongs to the runtime in which it was made.
             let pages = Some(PagesPort { listener: TcpListener::from_std(listener).unwrap(), access });
             let probes = Some(TcpListener::from_std(probes).unwrap());
-            let ports = Ports { gpus, watch_health: true, cluster, pod_resources, pages, probes, sampling };
+            let ports = Ports {
+                gpus,
+                watch_health: true,
+                cluster,
+                pod_resources,
+                pages,
+                probes,
+                display_socket,
+                sampling,
+            };
             run(settings, ports, stopped).await.unwrap();
         });
         self.agent = Some((stop, task));

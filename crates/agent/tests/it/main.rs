@@ -13,7 +13,7 @@ mod situations;
 use std::sync::atomic::Ordering;
 
 use common::{RegistrationWay, World, fixtures::uuid, with_timeout};
-use tessera_limits::{GpuSlot, files, futex};
+use tessera_limits::{GpuSlot, files, futex, memory_account::ProcessIdentity};
 use tessera_sim::kubelet::KubeletError;
 use tessera_wire::tessera::inventory;
 
@@ -36,7 +36,8 @@ async fn publishes_the_gpus_of_the_node_and_arbitrates_shares() {
 fn until_a_window_opens(grant: std::path::PathBuf) -> impl FnOnce() {
     move || {
         let (control, account) = (files::open_control(&grant).unwrap(), files::open_account(&grant).unwrap());
-        let slot = account.claim(std::process::id(), std::process::id(), |_| {}).unwrap();
+        let id = std::process::id();
+        let slot = account.claim(ProcessIdentity { id, started_ticks: 0 }, id, |_| {}).unwrap();
         account.slot(slot).demand[GpuSlot::FIRST].wants.store(1, Ordering::Release);
         files::ArbiterWakeup::of(&grant).notify();
         let window = control.window(GpuSlot::FIRST);

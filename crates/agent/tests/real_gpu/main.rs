@@ -138,6 +138,15 @@ async fn containers_get_what_they_are_granted() {
 
     busy_time_is_that_of_the_work_done(&world).await;
 
+    // The agent has measured the context of the first process in each container.
+    for (name, ..) in ASKED {
+        let grant = world.grants().join(format!("uid-{name}/main"));
+        let limits = tessera_limits::files::open_control(&grant).unwrap().read().unwrap();
+        let context = limits.gpus[0].context.whole_mib();
+        println!("{name}: a context takes {context} MiB");
+        assert!(context > 0, "{name}: the context was not measured");
+    }
+
     // Both containers run at once, each limited to its share.
     let running = [0, 1].map(|pod| work(&world, pod, true));
     // The programs work for a fixed time. The threads are measured in the second half of it.

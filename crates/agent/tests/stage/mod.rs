@@ -99,6 +99,7 @@ impl Stage {
                 namespace: namespace.into(),
                 pod: name.into(),
                 cluster: String::new(),
+                user: "ann".into(),
                 container: "main".into(),
                 dialect: Some(Dialect::Vcuda),
                 gpus: gpus.to_vec(),

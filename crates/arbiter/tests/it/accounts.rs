@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use tessera_arbiter::Service;
 use tessera_limits::files::{self, StaticMapping};
-use tessera_limits::memory_account::SlotIndex;
+use tessera_limits::memory_account::{ProcessIdentity, SlotIndex};
 use tessera_limits::{Bytes, Control, GpuLimit, GpuSlot, GrantLimits, MemoryAccount, UuidBytes};
 use tessera_throttle::Nanos;
 
@@ -45,7 +45,7 @@ struct Neighbour {
 impl Neighbour {
     fn start(grant: &Path) -> Self {
         let (control, account) = (files::open_control(grant).unwrap(), files::open_account(grant).unwrap());
-        let slot = account.claim(1, 1, |_| {}).unwrap();
+        let slot = account.claim(ProcessIdentity { id: 1, started_ticks: 0 }, 1, |_| {}).unwrap();
         Self { control, account, slot, got_ns: 0 }
     }
 
@@ -98,7 +98,7 @@ fn share_beside(changes: &[(u64, Change)], processes: u32) -> f64 {
     // A valid account first, so that changes reach what the arbiter reads.
     let account = files::open_account(&hostile).unwrap();
     for process in 1..=processes {
-        let slot = account.claim(process, process, |_| {}).unwrap();
+        let slot = account.claim(ProcessIdentity { id: process, started_ticks: 0 }, process, |_| {}).unwrap();
         account.slot(slot).demand[GPU].wants.store(1, Ordering::Relaxed);
     }
     let file = OpenOptions::new().write(true).open(files::account_path(&hostile)).unwrap();

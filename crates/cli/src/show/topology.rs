@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use tessera_core::gpu::Health;
 use tessera_wire::foreign::inspect::{TopologyNode, TopologyView, link_word};
 
 use crate::show::models;
@@ -51,7 +50,7 @@ pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     for (facts, state) in survey.with_gpus() {
         let node = state.node();
         let used = node.gpus().iter().filter(|gpu| !state.used(gpu.index).is_none()).count();
-        let unhealthy = node.gpus().iter().filter(|gpu| gpu.health == Health::Unhealthy).count();
+        let unhealthy = node.gpus().iter().filter(|gpu| !gpu.health.is_healthy()).count();
         let kind = node.instance_type.as_deref().unwrap_or("<none>");
         let (all, idle, status) = (node.gpus().len(), state.idle().len(), facts.status());
         let _ = writeln!(

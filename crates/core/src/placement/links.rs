@@ -9,7 +9,6 @@ use std::cmp::Reverse;
 
 use super::{Chosen, ContainerQuery};
 use crate::bandwidth::{Aim, Bandwidth, BandwidthModel, Outlook, Sets, Wanted};
-use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
@@ -154,7 +153,7 @@ fn released_together(node: &NodeState) -> Vec<GpuSet> {
         once = once.union(*held);
     }
     let gpus = node.node().gpus().iter();
-    let broken = gpus.filter(|gpu| gpu.health == Health::Unhealthy).map(|gpu| gpu.index).collect();
+    let broken = gpus.filter(|gpu| !gpu.health.is_healthy()).map(|gpu| gpu.index).collect();
     let own = node.held().iter().map(|held| held.difference(shared).difference(broken));
     let alone = shared.difference(broken).iter().map(|gpu| GpuSet::EMPTY.with(gpu));
     own.filter(|held| !held.is_empty()).chain(alone).collect()

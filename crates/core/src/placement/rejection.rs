@@ -1,6 +1,5 @@
 //! Reasons why a node or a GPU cannot take a pod, short enough for a scheduler event.
 
-use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
@@ -56,9 +55,9 @@ pub enum PlacementError {
 /// The reason why one GPU cannot serve a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuRejectReason {
-    /// The GPU is unhealthy.
-    #[error("unhealthy")]
-    Unhealthy,
+    /// The GPU is unhealthy, for this reason.
+    #[error("{0}")]
+    Unhealthy(&'static str),
     /// The pod does not accept the GPU's model.
     #[error("another model")]
     Model,
@@ -166,8 +165,8 @@ pub(super) fn of_each_gpu(
 ) -> Vec<(GpuIndex, Option<GpuRejectReason>)> {
     let gpus = node.node().gpus().iter();
     gpus.map(|gpu| {
-        let refusal = if gpu.health == Health::Unhealthy {
-            Some(GpuRejectReason::Unhealthy)
+        let refusal = if let Some(problem) = gpu.health.problem() {
+            Some(GpuRejectReason::Unhealthy(problem))
         } else if !pod.accepts(&gpu.model) {
             Some(GpuRejectReason::Model)
         } else {

@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use tessera_limits::GpuSlot;
 use tessera_limits::allocation_size::AllocationSize;
-
-use crate::grant::Process;
 
 /// The kind of object that a key identifies. Keys of different kinds may be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,8 +39,6 @@ pub struct AllocationTable {
     /// One bit for each hash of a key that was ever recorded. Most stream-ordered frees concern
     /// memory that was never recorded, and this filter detects them without a lock.
     ever_recorded: Box<[AtomicU64]>,
-    /// Processes that seem to have exited.
-    exiting: Mutex<Vec<ExitingProcess>>,
 }
 
 type Shard = HashMap<(AllocationKind, u64), AllocationRecord, BuildHasherDefault<KeyHasher>>;
@@ -61,7 +56,6 @@ impl Default for AllocationTable {
         Self {
             shards: Default::default(),
             ever_recorded: std::iter::repeat_with(AtomicU64::default).take(FILTER_WORDS).collect(),
-            exiting: Mutex::default(),
         }
     }
 }
@@ -135,55 +129,5 @@ impl Hasher for KeyHasher {
 
     fn write_isize(&mut self, number: isize) {
         self.write_u64(number.cast_unsigned() as u64);
-    }
-}
-
-/// Time after which an exiting process counts as gone, so that a reused process id cannot keep
-/// memory charged.
-const MAX_EXIT_TIME: Duration = Duration::from_secs(3);
-
-/// Time that the driver gets to reclaim memory after the process's files are closed. NVML shows the
-/// memory for up to some tens of milliseconds longer on an H200 with driver 580.
-const RECLAIM_TIME: Duration = Duration::from_millis(250);
-
-/// A process that seems to have exited, the time of the first check, and whether its exit was
-/// confirmed.
-#[derive(Debug)]
-struct ExitingProcess {
-    process: u32,
-    since: Instant,
-    has_ended: bool,
-}
-
-impl Process {
-    /// Releases the charges of processes that are gone.
-    pub fn sweep(&self) {
-        self.account.sweep(|process| self.memory.allocations.is_gone(process));
-    }
-}
-
-impl AllocationTable {
-    /// Returns whether the driver has reclaimed all memory of a process: its entry in `/proc` has
-    /// been absent or a zombie, whose files are closed, for [`RECLAIM_TIME`].
-    fn is_gone(&self, process: u32) -> bool {
-        let has_ended = std::fs::read(format!("/proc/{process}/stat")).map_or(true, |stat| {
-            // The state follows the name in parentheses, which may itself contain parentheses.
-            let name_end = stat.iter().rposition(|&byte| byte == b')');
-            name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| b"ZXx".contains(state))
-        });
-        let Ok(mut exiting) = self.exiting.try_lock() else { return false };
-        let Some(place) = exiting.iter().position(|known| known.process == process) else {
-            exiting.push(ExitingProcess { process, since: Instant::now(), has_ended });
-            return false;
-        };
-        let process_exit = &mut exiting[place];
-        if has_ended && !process_exit.has_ended {
-            (process_exit.since, process_exit.has_ended) = (Instant::now(), true);
-        }
-        let is_gone = process_exit.since.elapsed() > if has_ended { RECLAIM_TIME } else { MAX_EXIT_TIME };
-        if is_gone {
-            exiting.swap_remove(place);
-        }
-        is_gone
     }
 }

@@ -32,7 +32,7 @@ const MARGIN: Bytes = Bytes::from_mib(256);
 /// Memory that stays reserved for code while no agent measures it.
 const UNMEASURED: Bytes = Bytes::from_mib(128);
 
-/// Longest time for which a request near the limit waits for a measurement.
+/// Longest time for which a request waits for a measurement.
 const MAX_MEASUREMENT_WAIT: Duration = Duration::from_millis(400);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -58,21 +58,30 @@ impl Code {
             return Bytes::ZERO;
         }
         let begin = futex::now();
-        let is_measured = || process.control.measured_at(gpu) > begin;
-        let awaiting_measurement = &process.slot().awaiting_measurement;
-        awaiting_measurement.fetch_add(1, Ordering::SeqCst);
-        process.wake_arbiter();
-        let mut waited = Duration::ZERO;
-        while !is_measured() && process.control.has_arbiter(futex::now()) && waited < MAX_MEASUREMENT_WAIT {
-            std::thread::sleep(POLL_INTERVAL);
-            waited += POLL_INTERVAL;
-        }
-        awaiting_measurement.fetch_sub(1, Ordering::SeqCst);
-        if !is_measured() {
+        if !process.wait_for_measurement(gpu) {
             return UNMEASURED;
         }
         known.store(begin, Ordering::Relaxed);
         Bytes::ZERO
+    }
+}
+
+impl Process {
+    /// Asks the agent to measure the uncharged memory of a GPU, and waits for it. Returns false if the
+    /// measurement did not come in time, or no agent runs.
+    pub fn wait_for_measurement(&self, gpu: GpuSlot) -> bool {
+        let begin = futex::now();
+        let is_measured = || self.control.measured_at(gpu) > begin;
+        let awaiting_measurement = &self.slot().awaiting_measurement;
+        awaiting_measurement.fetch_add(1, Ordering::SeqCst);
+        self.wake_arbiter();
+        let mut waited = Duration::ZERO;
+        while !is_measured() && self.control.has_arbiter(futex::now()) && waited < MAX_MEASUREMENT_WAIT {
+            std::thread::sleep(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
+        }
+        awaiting_measurement.fetch_sub(1, Ordering::SeqCst);
+        is_measured()
     }
 }
 

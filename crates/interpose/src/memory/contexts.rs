@@ -6,6 +6,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::{Bytes, GpuSlot};
 
+use super::context_size;
+
 use crate::cuda::{Device, Handle, SUCCESS, Status};
 use crate::entry::library::driver_functions;
 use crate::entry::table::hooks;
@@ -151,6 +153,10 @@ unsafe fn retain_primary(
     drop(all);
     if let Some((gpu, bytes)) = spare {
         process.refund(gpu, bytes);
+    } else if status == SUCCESS
+        && let Ok(gpu) = process.gpus.of_device(device)
+    {
+        context_size::measure(process, gpu);
     }
     status
 }
@@ -311,6 +317,7 @@ unsafe fn create_charged(
         // SAFETY: the driver reported success, so it has written the handle.
         let handle = unsafe { *context }.addr();
         contexts(process).created.push(Created { handle, charged: (gpu, bytes), attached: 1 });
+        context_size::measure(process, gpu);
     } else {
         process.refund(gpu, bytes);
     }
@@ -378,9 +385,20 @@ fn count_attached(context: usize, change: i32) -> Option<u32> {
 
 fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
     let gpu = process.gpus.of_device(device)?;
-    let bytes = process.context_size(gpu);
-    process.charge(gpu, bytes)?;
-    Ok((gpu, bytes))
+    context_size::charge(process, gpu).map(|bytes| (gpu, bytes))
+}
+
+/// Corrects the charges of contexts to the size that the agent has measured since.
+pub fn settle(process: &Process) {
+    let mut all = contexts(process);
+    let Contexts { primary, created, .. } = &mut *all;
+    let primary = primary.iter_mut().filter_map(|primary| primary.charged.as_mut());
+    for (gpu, bytes) in primary.chain(created.iter_mut().map(|created| &mut created.charged)) {
+        let size = process.context_size(*gpu);
+        let before = std::mem::replace(bytes, size);
+        process.charge_anyway(*gpu, size - before);
+        process.refund(*gpu, before - size);
+    }
 }
 
 /// Refunds a context and everything that was allocated in it.

@@ -1,7 +1,7 @@
 //! Free and total memory, as the program sees them: the container's, not the GPU's.
 
+use tessera_limits::Bytes;
 use tessera_limits::allocation_size::{FreeAndTotal, visible_memory};
-use tessera_limits::{Bytes, GpuSlot};
 
 use crate::cuda::{Device, SUCCESS, Status};
 use crate::entry::table::hooks;
@@ -46,12 +46,16 @@ unsafe fn info<T: SizeType>(
     free: *mut T,
     total: *mut T,
 ) -> Status {
+    // The container's usage is read first: it may wait until a process has ended, and the driver's
+    // answer must be that of the time afterwards.
+    let limited = limited();
     // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(free, total) };
     if status == SUCCESS && !free.is_null() && !total.is_null() {
         // SAFETY: the driver reported success, so it has written both values.
         let gpu = unsafe { FreeAndTotal { free: (*free).bytes(), total: (*total).bytes() } };
-        if let Some(shown) = share(gpu) {
+        if let Some((granted, held)) = limited {
+            let shown = visible_memory(granted, held, gpu);
             // SAFETY: the driver has written both values, so both are writable.
             unsafe { (*free, *total) = (T::narrow(shown.free), T::narrow(shown.total)) };
         }
@@ -81,18 +85,11 @@ fn granted(device: Device) -> Option<Bytes> {
     Some(process.granted(process.gpus.of_device(device).ok()?))
 }
 
-/// Returns the free and total memory of this container on the current GPU.
-fn share(of_gpu: FreeAndTotal) -> Option<FreeAndTotal> {
+/// Returns the memory that this container was granted on the current GPU, and what it holds of it.
+fn limited() -> Option<(Bytes, Bytes)> {
     let process = Process::get().ok()?;
     let gpu = process.gpus.current()?.ok()?;
     process.memory.pools.settle_all(process);
-    process.sweep();
-    Some(visible_memory(process.granted(gpu), process.held(gpu), of_gpu))
-}
-
-impl Process {
-    /// Returns the memory of a GPU that the container holds, charged or uncharged.
-    pub fn held(&self, gpu: GpuSlot) -> Bytes {
-        self.account.held(gpu) + self.control.uncharged(gpu)
-    }
+    let held = process.held(gpu);
+    Some((process.granted(gpu), held))
 }

@@ -1,6 +1,6 @@
 //! Memory limits, for every way to allocate memory.
 
-use crate::support::{CONTEXT, Container, Tenant};
+use crate::support::{CONTEXT, Container, ManualArbiter, Tenant, until};
 
 const LIMIT: u64 = 4096;
 
@@ -168,6 +168,55 @@ fn contexts_are_charged() {
     assert_eq!(tenant.ask("end"), "0");
     let small = Container::with_memory(CONTEXT - 1);
     assert_eq!(small.start("dlsym").ask("begin"), "2", "no room for a context");
+}
+
+/// The first process is charged an upper bound for its context until the agent has measured it. A
+/// second process that would fit waits for that.
+#[test]
+fn a_context_is_charged_what_it_takes() {
+    let container = Container::with_memory(1024);
+    container.set_context_size(0);
+    let (agent, mut account) = (ManualArbiter::start(&container), container.account());
+    let (mut one, mut two) = (container.start("proc"), container.start("link"));
+    one.tell("begin");
+    until(|| account.is_awaiting_measurement());
+    two.tell("begin");
+    container.set_context_size(CONTEXT);
+    agent.publish(0);
+    assert_eq!((one.answer(), two.answer()), ("0".to_owned(), "0".to_owned()));
+    let free = 1024 - 2 * CONTEXT;
+    for tenant in [&mut one, &mut two] {
+        assert_eq!(tenant.ask("info"), format!("{free} 1024 1024"));
+    }
+    assert_eq!(one.ask("end"), "0");
+    assert_eq!(two.ask("info"), format!("{} 1024 1024", 1024 - CONTEXT), "exactly the charge is refunded");
+}
+
+/// Without an agent the size of a context stays unknown, and an upper bound is charged.
+#[test]
+fn contexts_of_unknown_size_are_charged_an_upper_bound() {
+    let container = Container::with_memory(1024);
+    container.set_context_size(0);
+    let mut one = container.begun("proc");
+    assert_eq!(one.ask("info"), "496 1024 1024");
+    assert_eq!(container.start("link").ask("begin"), "2");
+}
+
+/// The agent has measured uncharged memory of a process that has ended since.
+#[test]
+fn uncharged_memory_of_an_ended_process_is_measured_again() {
+    let container = Container::with_memory(LIMIT);
+    let (agent, mut account) = (ManualArbiter::start(&container), container.account());
+    let mut first = container.begun("proc");
+    assert_eq!(first.ask("take plain 1000"), "0");
+    agent.publish(300);
+    first.end();
+    let mut second = container.begun("dlsym");
+    second.tell("info");
+    agent.measure(&mut account, 0);
+    assert_eq!(second.answer(), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    agent.publish(100);
+    assert_eq!(second.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - 100), "without a wait");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Kills, forks, damaged and hostile files.
 
 use tessera_limits::files;
+use tessera_limits::memory_account::ProcessIdentity;
+use tessera_limits::process_stat::ProcessStat;
 
-use crate::support::{CONTEXT, Container, write_at};
+use crate::support::{CONTEXT, Container, Tenant, until, write_at};
 
 #[test]
 fn the_memory_of_a_killed_process_is_released() {
@@ -15,6 +17,54 @@ fn the_memory_of_a_killed_process_is_released() {
         victim.child.wait().unwrap();
     }
     assert_eq!(survivor.ask("take plain 3500"), "0");
+    assert!(container.most() <= 4096);
+}
+
+/// Kills a process, and returns once all of its threads have ended. Its parent has not reaped it.
+fn kill_and_leave_unreaped(victim: &mut Tenant) {
+    victim.child.kill().unwrap();
+    let process = ProcessIdentity { id: victim.child.id(), started_ticks: 0 };
+    let stat = format!("/proc/{}/stat", process.id);
+    until(|| !ProcessStat::parse(&std::fs::read(&stat).unwrap()).unwrap().is_running(process));
+}
+
+/// A program that sizes its caches by free memory asks once, and so does nvidia-smi. Nothing ran
+/// between the death and the question that could have noted the death.
+#[test]
+fn free_memory_is_right_at_the_first_question_after_a_death() {
+    for is_reaped in [true, false] {
+        let container = Container::with_memory(4096);
+        let mut victim = container.begun("proc");
+        assert_eq!(victim.ask("take plain 3000"), "0");
+        kill_and_leave_unreaped(&mut victim);
+        if is_reaped {
+            victim.child.wait().unwrap();
+        }
+        assert_eq!(container.watched(), "0: 4096 4096 0, 4096 4096 0, no driver", "reaped: {is_reaped}");
+        let mut victim_of_program = container.begun("dlsym");
+        assert_eq!(victim_of_program.ask("info"), format!("{} 4096 4096", 4096 - CONTEXT));
+        assert_eq!(victim_of_program.ask("take plain 3000"), "0");
+        kill_and_leave_unreaped(&mut victim_of_program);
+        let mut next = container.begun("link");
+        assert_eq!(next.ask("info"), format!("{} 4096 4096", 4096 - CONTEXT), "reaped: {is_reaped}");
+        assert_eq!(next.ask("take plain 3500"), "0", "what is shown as free can be allocated");
+        assert!(container.most() <= 4096, "{} taken", container.most());
+        for mut dead in [victim, victim_of_program] {
+            dead.child.wait().unwrap();
+        }
+    }
+}
+
+/// A process that replaces its program keeps its process id, and its memory is freed.
+#[test]
+fn free_memory_is_right_after_a_process_has_replaced_its_program() {
+    let container = Container::with_memory(4096);
+    let mut tenant = container.begun("proc");
+    assert_eq!(tenant.ask("take plain 3000"), "0");
+    assert_eq!(tenant.ask("exec"), "0");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert_eq!(tenant.ask("info"), format!("{} 4096 4096", 4096 - CONTEXT));
+    assert_eq!(tenant.ask("take plain 3500"), "0");
     assert!(container.most() <= 4096);
 }
 

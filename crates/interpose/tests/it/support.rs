@@ -175,6 +175,13 @@ impl Container {
         self.limit_to(memory, compute_percent, compute_percent)
     }
 
+    /// Sets the memory that a context takes, as far as the agent knows it. 0 means unknown.
+    pub(crate) fn set_context_size(&self, mib: u64) {
+        let mut limits = files::open_control(&self.grant()).unwrap().read().unwrap();
+        limits.gpus[0].context = Bytes::from_mib(mib);
+        files::update_grant(&self.grant(), &limits).unwrap();
+    }
+
     fn limit_to(&self, memory: u64, compute_percent: u32, ceiling: u32) -> files::OwnedMapping<Control> {
         let gpu = GpuLimit {
             uuid: UuidBytes(UUID),
@@ -318,6 +325,11 @@ impl AccountView {
         &self.snapshot
     }
 
+    /// Returns whether a process waits until its memory has been measured.
+    pub(crate) fn is_awaiting_measurement(&mut self) -> bool {
+        self.read().is_awaiting_measurement()
+    }
+
     /// Returns the number of processes that want the GPU.
     pub(crate) fn want(&mut self) -> u32 {
         self.read().demand(GpuSlot::FIRST, 0).wanting
@@ -409,6 +421,17 @@ impl ManualArbiter {
         window.set_deadline(Self::LONG_AGO);
         futex::wake(&window.change);
         until(|| account.drained(gpu, window.read().number) > 0);
+    }
+
+    /// Waits until a process asks for a measurement, and publishes this uncharged memory in MiB.
+    pub(crate) fn measure(&self, account: &mut AccountView, uncharged: u64) {
+        until(|| account.is_awaiting_measurement());
+        self.publish(uncharged);
+    }
+
+    /// Publishes this uncharged memory in MiB, as measured now.
+    pub(crate) fn publish(&self, uncharged: u64) {
+        self.control.set_uncharged(GpuSlot::FIRST, Bytes::from_mib(uncharged), futex::now());
     }
 
     /// Dies.

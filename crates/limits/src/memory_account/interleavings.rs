@@ -13,6 +13,7 @@ fn empty() -> Arc<MemoryAccount> {
     let account = MemoryAccount {
         format: AtomicU64::new(FORMAT),
         used_slots: AtomicU32::new(0),
+        last_end_ms: AtomicU32::new(0),
         pacers: PerGpu::from_fn(|_| SharedPacer::new()),
         slots: std::array::from_fn(|_| Slot {
             owner: AtomicU32::new(0),
@@ -24,10 +25,23 @@ fn empty() -> Arc<MemoryAccount> {
             waited: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             awaiting_measurement: AtomicU32::new(0),
+            started: AtomicU64::new(0),
+            end: AtomicU64::new(0),
             demand: PerGpu::from_fn(|_| GpuDemand { wants: AtomicU32::new(0), drained: AtomicU32::new(0) }),
         }),
     };
     Arc::new(account)
+}
+
+fn claim(account: &MemoryAccount, id: u32) -> SlotIndex {
+    account.claim(ProcessIdentity { id, started_ticks: 0 }, id, |_| {}).unwrap()
+}
+
+/// Releases the memory of all processes that the kernel has marked.
+fn reclaim(account: &MemoryAccount) {
+    for now_ns in [1, 1 + 250_000_000] {
+        account.sweep(ProcessIdentity { id: 99, started_ticks: 0 }, now_ns, |_| true);
+    }
 }
 
 fn explore(scenario: impl Fn() + Send + Sync + 'static) {
@@ -42,7 +56,7 @@ fn explore(scenario: impl Fn() + Send + Sync + 'static) {
 fn two_racing_charges_never_both_succeed() {
     explore(|| {
         let account = empty();
-        let slots: Vec<_> = (1..=2).map(|process| account.claim(process, process, |_| {}).unwrap()).collect();
+        let slots: Vec<_> = (1..=2).map(|process| claim(&account, process)).collect();
         let other = slots[1];
         let racer = {
             let account = account.clone();
@@ -60,7 +74,7 @@ fn two_racing_charges_never_both_succeed() {
 fn a_refund_admits_another_charge_but_not_two() {
     explore(|| {
         let account = empty();
-        let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
+        let (one, two) = (claim(&account, 1), claim(&account, 2));
         account.charge(one, GPU, Bytes(800), LIMIT).unwrap();
         let giver = {
             let account = account.clone();
@@ -82,13 +96,13 @@ fn a_refund_admits_another_charge_but_not_two() {
 fn a_death_at_any_time_lets_no_charge_exceed_the_limit() {
     explore(|| {
         let account = empty();
-        let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
+        let (one, two) = (claim(&account, 1), claim(&account, 2));
         account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
         let killer = {
             let account = account.clone();
             thread::spawn(move || {
                 account.slot(one).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
-                account.sweep(|_| true);
+                reclaim(&account);
             })
         };
         let early = account.charge(two, GPU, Bytes(600), LIMIT).is_ok();
@@ -109,14 +123,14 @@ fn a_death_at_any_time_lets_no_charge_exceed_the_limit() {
 fn concurrent_claims_get_different_slots() {
     explore(|| {
         let account = empty();
-        let dead = account.claim(9, 9, |_| {}).unwrap();
+        let dead = claim(&account, 9);
         account.slot(dead).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
-        account.sweep(|_| true);
+        reclaim(&account);
         let other = {
             let account = account.clone();
-            thread::spawn(move || account.claim(2, 2, |_| {}).unwrap())
+            thread::spawn(move || claim(&account, 2))
         };
-        let mine = account.claim(1, 1, |_| {}).unwrap();
+        let mine = claim(&account, 1);
         assert_ne!(mine, other.join().unwrap());
     });
 }

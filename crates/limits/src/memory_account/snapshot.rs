@@ -47,6 +47,8 @@ pub struct ProcessUsage {
     pub waited: u64,
     /// Number of times that a thread had to wait for a window.
     pub waits: u64,
+    /// True if a thread of the process waits until its memory has been measured.
+    pub is_awaiting_measurement: bool,
 }
 
 impl AccountSnapshot {
@@ -150,6 +152,7 @@ impl AccountSnapshot {
                 denied: Bytes(u64_at(slot, offset_of!(Slot, denied))),
                 waited: u64_at(slot, offset_of!(Slot, waited)),
                 waits: u64_at(slot, offset_of!(Slot, waits)),
+                is_awaiting_measurement: u32_at(slot, offset_of!(Slot, awaiting_measurement)) > 0,
             })
         })
     }

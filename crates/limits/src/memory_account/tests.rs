@@ -15,8 +15,24 @@ fn empty() -> Arc<MemoryAccount> {
     Arc::from(account)
 }
 
-fn claim(account: &MemoryAccount, process: u32) -> SlotIndex {
-    account.claim(process, process, |_| {}).unwrap()
+fn process(id: u32) -> ProcessIdentity {
+    ProcessIdentity { id, started_ticks: 1_000 + u64::from(id) }
+}
+
+fn claim(account: &MemoryAccount, id: u32) -> SlotIndex {
+    account.claim(process(id), id, |_| {}).unwrap()
+}
+
+/// A process that has no slot.
+const OBSERVER: ProcessIdentity = ProcessIdentity { id: 99, started_ticks: 99 };
+const MS: u64 = 1_000_000;
+
+/// Sweeps twice, with enough time in between for the driver to reclaim the memory of processes that
+/// have ended.
+fn reclaim(account: &MemoryAccount, has_ended: impl Fn(u32) -> bool) {
+    for now_ns in [5 * MS, 255 * MS] {
+        account.sweep(OBSERVER, now_ns, |process| has_ended(process.id));
+    }
 }
 
 /// Marks the slot as the kernel does when the owner's thread ends.
@@ -57,16 +73,111 @@ fn an_exited_process_is_charged_until_its_memory_is_reclaimed() {
     let (one, two) = (claim(&account, 1), claim(&account, 2));
     account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
     kill(&account, one);
-    account.sweep(|_| false);
+    account.sweep(OBSERVER, 0, |_| false);
     assert_eq!(
         account.charge(two, GPU, Bytes(600), LIMIT),
         Err(OverLimit),
         "the driver has not reclaimed the memory yet"
     );
-    account.sweep(|process| process == 1);
+    reclaim(&account, |process| process == 1);
     assert_eq!(account.charge(two, GPU, Bytes(600), LIMIT), Ok(()));
     assert_eq!(claim(&account, 3), one, "the slot is claimed again");
     assert_eq!(account.slot(one).held(GPU), Bytes(0));
+}
+
+/// Each observer asks once and ends, as nvidia-smi does. The time of the end is in the account.
+#[test]
+fn observers_that_ask_once_release_the_memory_of_a_dead_process() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, one);
+    let has_ended = |process: ProcessIdentity| process.id == 1;
+    account.sweep(OBSERVER, 5 * MS, has_ended);
+    assert_eq!(account.held_without_ended(GPU), Bytes::ZERO, "free memory is right at the first question");
+    assert_eq!(account.held(GPU), Bytes(600), "but the driver may still be reclaiming it");
+    account.sweep(OBSERVER, 254 * MS, has_ended);
+    assert_eq!(account.held(GPU), Bytes(600));
+    account.sweep(OBSERVER, 255 * MS, has_ended);
+    assert_eq!(account.held(GPU), Bytes::ZERO);
+    assert!(account.has_end_since(4 * MS) && !account.has_end_since(6 * MS));
+}
+
+#[test]
+fn a_process_that_is_still_exiting_holds_its_memory() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, one);
+    let second = Duration::from_secs(1);
+    account.sweep(OBSERVER, 10 * MS, |_| false);
+    assert_eq!(account.held_without_ended(GPU), Bytes(600));
+    assert!(
+        account.is_awaiting_exit(GPU, 1_009 * MS, second)
+            && !account.is_awaiting_exit(GPU, 1_010 * MS, second)
+    );
+    account.sweep(OBSERVER, 20 * MS, |_| true);
+    assert!(!account.is_awaiting_exit(GPU, 20 * MS, second));
+    account.sweep(OBSERVER, 269 * MS, |_| true);
+    assert_eq!(account.held(GPU), Bytes(600), "the time counts from the end, not from the first look");
+    account.sweep(OBSERVER, 270 * MS, |_| true);
+    assert_eq!(account.held(GPU), Bytes::ZERO);
+}
+
+/// `execve` ends the threads of a process and closes the driver's files, but keeps the process.
+#[test]
+fn a_process_that_runs_another_program_holds_nothing_of_the_first_one() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, one);
+    account.sweep(OBSERVER, 10 * MS, |_| false);
+    account.sweep(OBSERVER, 3_009 * MS, |_| false);
+    assert_eq!(account.held(GPU), Bytes(600), "it may be a slow exit");
+    account.sweep(OBSERVER, 3_010 * MS, |_| false);
+    assert_eq!(account.held(GPU), Bytes::ZERO);
+
+    let two = claim(&account, 2);
+    account.charge(two, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, two);
+    account.sweep(process(2), 20 * MS, |_| false);
+    assert_eq!(account.held(GPU), Bytes::ZERO, "the process itself knows it at once");
+}
+
+/// The new owner of a slot has the process id of the last one.
+#[test]
+fn a_reused_process_id_is_another_process() {
+    let account = empty();
+    let one = claim(&account, 1);
+    kill(&account, one);
+    reclaim(&account, |_| true);
+    let again = ProcessIdentity { id: 1, started_ticks: 9_000 };
+    assert_eq!(account.claim(again, 1, |_| {}), Some(one));
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, one);
+    assert_eq!(account.slot(one).owner(), SlotOwner::Exiting(again), "its memory is not reclaimed yet");
+    assert_eq!(
+        account.held_without_ended(GPU),
+        Bytes(600),
+        "the time of the last owner's end does not count"
+    );
+    account.sweep(process(1), 300 * MS, |_| false);
+    assert_eq!(account.held(GPU), Bytes(600), "a process of the same id is not the owner");
+}
+
+#[test]
+fn times_may_wrap_around() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
+    kill(&account, one);
+    let wrap = (1 << 31) * MS;
+    account.sweep(OBSERVER, wrap - 100 * MS, |_| true);
+    assert!(account.has_end_since(wrap - 101 * MS) && !account.has_end_since(wrap + MS));
+    account.sweep(OBSERVER, wrap + 149 * MS, |_| true);
+    assert_eq!(account.held(GPU), Bytes(600));
+    account.sweep(OBSERVER, wrap + 150 * MS, |_| true);
+    assert_eq!(account.held(GPU), Bytes::ZERO);
 }
 
 #[test]
@@ -75,7 +186,7 @@ fn a_process_killed_during_claim_leaves_a_slot_that_can_be_claimed() {
     let one = claim(&account, 1);
     account.charge(one, GPU, Bytes(600), LIMIT).unwrap();
     kill(&account, one);
-    account.sweep(|_| true);
+    reclaim(&account, |_| true);
     // The second process is killed right after it has taken the owner word.
     account.slot(one).owner.store(2, Ordering::SeqCst);
     kill(&account, one);
@@ -107,7 +218,7 @@ fn claim_returns_none_if_all_slots_are_taken() {
     for process in 1..=SLOTS {
         claim(&account, u32::try_from(process).unwrap());
     }
-    assert_eq!(account.claim(9_999, 9_999, |_| {}), None);
+    assert_eq!(account.claim(process(9_999), 9_999, |_| {}), None);
 }
 
 /// Four processes repeatedly race for memory that only one of them can get. In each round exactly
@@ -156,7 +267,7 @@ fn a_snapshot_contains_the_usage_of_each_process() {
     account.slot(one).waited.store(4, Ordering::SeqCst);
     kill(&account, two);
     kill(&account, three);
-    account.sweep(|process| process == 13);
+    reclaim(&account, |process| process == 13);
     // SAFETY: the account is alive and no other thread changes it while the slice exists.
     let bytes = unsafe {
         std::slice::from_raw_parts(

@@ -9,12 +9,13 @@ use std::{
     collections::BTreeMap,
     fs,
     ops::ControlFlow,
+    path::PathBuf,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
 use nvml_wrapper::{
     Device, Nvml as Library, bitmasks::event::EventTypes, enum_wrappers::device::TopologyLevel,
-    enums::event::XidError, error::NvmlError,
+    enums::event::XidError, error::NvmlError, structs::device::FieldId,
 };
 use tessera_core::{
     gpu::{Gpu, GpuUuid, Health},
@@ -42,11 +43,19 @@ const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUB
 #[derive(Debug, Default)]
 pub struct Nvml {
     library: Mutex<Option<&'static Library>>,
+    /// Directory in which the library is searched if the loader does not find it.
+    directory: Option<PathBuf>,
     raw: OnceLock<Option<Raw>>,
     samples: Samples,
 }
 
 impl Nvml {
+    /// Returns the GPUs of the driver whose library is in `directory`, if the loader does not find it.
+    #[must_use]
+    pub fn searched_in(directory: Option<PathBuf>) -> Self {
+        Self { directory, ..Self::default() }
+    }
+
     /// Loads the library, or returns the loaded one. A failure is not cached, because a driver may
     /// be installed later. The library is never unloaded, because threads of this process may wait
     /// inside it.
@@ -55,7 +64,13 @@ impl Nvml {
         if let Some(loaded) = *library {
             return Ok(loaded);
         }
-        let loaded = Library::init().map_err(|error| match error {
+        let load = || match (Library::init(), &self.directory) {
+            (Err(NvmlError::LibloadingError(_)), Some(directory)) => {
+                Library::builder().lib_path(directory.join("libnvidia-ml.so.1").as_os_str()).init()
+            }
+            (loaded, _) => loaded,
+        };
+        let loaded = load().map_err(|error| match error {
             NvmlError::LibloadingError(why) => GpusError::NoDriver(why.to_string()),
             other => GpusError::NoDriver(other.to_string()),
         })?;
@@ -168,8 +183,22 @@ fn gpu(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError
         model: device.name()?.as_str().into(),
         memory: mib(device.memory_info()?.total),
         numa: numa(device, pci),
-        health: Health::Healthy,
+        health: health(device),
     })
+}
+
+/// Returns whether a GPU that answers can be granted.
+fn health(device: &Device<'_>) -> Health {
+    if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+        return Health::InMigMode;
+    }
+    let fields = device.field_values_for(&[FieldId(sample::REMAPPING_PENDING)]).unwrap_or_default();
+    let pending = fields.into_iter().flatten().filter_map(|field| sample::whole(field.value.ok()?));
+    let is_remapping_pending = pending.max() > Some(0);
+    if is_remapping_pending || device.are_pages_pending_retired().unwrap_or(false) {
+        return Health::AwaitingReset;
+    }
+    Health::Healthy
 }
 
 /// Returns a placeholder for a GPU that does not answer, so that the others keep their index.

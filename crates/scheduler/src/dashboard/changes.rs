@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use tessera_core::gpu::Health;
 use tessera_core::units::NodeName;
 
 use super::lookup::{self, GpuNode, NodeLookup};
@@ -67,7 +66,7 @@ fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
         NodeLookup::Gpus(GpuNode { spec, agent, pool, .. }) => {
             (spec.dialects, agent, pool, &spec.node.instance_type).hash(&mut hasher);
             for gpu in spec.node.gpus() {
-                (gpu.minor, gpu.memory, &gpu.model, gpu.health == Health::Healthy).hash(&mut hasher);
+                (gpu.minor, gpu.memory, &gpu.model, gpu.health.problem()).hash(&mut hasher);
             }
             // The usage of a node's GPUs is the sum of its grants.
             state.ledger().counted_on(name).for_each(|counted| counted.hash(&mut hasher));

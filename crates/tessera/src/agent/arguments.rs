@@ -69,8 +69,21 @@ pub(crate) struct Arguments {
     pub(super) cdi_kind: String,
 
     /// Directory with the driver's libraries, mounted at /usr/local/nvidia into vcuda containers
+    /// [default: /var/lib/tessera/driver if the agent fills it, else none]
     #[arg(long, value_name = "DIRECTORY", help_heading = HANDED)]
     pub(super) driver_directory: Option<String>,
+
+    /// Root directory of the host. The agent fills the driver directory with the driver it finds there
+    #[arg(long, value_name = "DIRECTORY", help_heading = HANDED)]
+    pub(super) driver_root: Option<PathBuf>,
+
+    /// volume.conf of gpu-manager: driver directories to fill, and their files
+    #[arg(long, value_name = "FILE", help_heading = HANDED, conflicts_with = "driver_directory")]
+    pub(super) volume_config: Option<PathBuf>,
+
+    /// Extra configuration of gpu-manager: more devices for vcuda containers
+    #[arg(long, value_name = "FILE", help_heading = HANDED)]
+    pub(super) extra_config: Option<PathBuf>,
 
     /// Address of the pages, such as :5678 or 127.0.0.1:5678; "off" for none
     #[arg(long, value_name = "ADDRESS", default_value = ":5678")]
@@ -83,6 +96,10 @@ pub(crate) struct Arguments {
     /// Address of /healthz and /readyz for the kubelet, with plain HTTP; "off" for none
     #[arg(long, value_name = "ADDRESS", default_value = ":5679")]
     pub(super) probes_listen: Listen,
+
+    /// Path of a socket for gpu-manager's gRPC interface, such as /var/run/gpu-manager.sock
+    #[arg(long, value_name = "PATH")]
+    pub(super) manager_socket: Option<PathBuf>,
 
     /// Old name of the port in --listen
     #[arg(long, hide = true)]
@@ -176,7 +193,7 @@ pub(crate) struct Arguments {
     pub(super) health_check: bool,
 
     /// Ignored errors, as in NVIDIA's plugin: "all" or "xids" for all errors, or a list of XIDs
-    /// such as 63,94
+    /// such as 63,94; "pending-reset" for retired memory that waits for a reset
     #[arg(long, value_name = "KINDS", help_heading = HEALTH, env = "DP_DISABLE_HEALTHCHECKS", default_value = "")]
     pub(super) disable_health_checks: DisabledChecks,
 

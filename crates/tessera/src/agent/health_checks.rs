@@ -11,6 +11,8 @@ pub(super) struct DisabledChecks {
     pub(super) all: bool,
     /// Ignored XIDs.
     pub(super) xids: BTreeSet<u64>,
+    /// True if retired memory that waits for a reset is ignored.
+    pub(super) pending_reset: bool,
     /// Unknown words. The agent logs them and continues, because watching too many errors is safer
     /// than watching none.
     pub(super) unknown: Vec<String>,
@@ -24,7 +26,9 @@ impl FromStr for DisabledChecks {
         for word in text.split(',').map(|word| word.trim().to_lowercase()) {
             match (word.as_str(), word.parse()) {
                 ("", _) => {}
-                ("all" | "xids", _) => disabled.all = true,
+                ("all", _) => (disabled.all, disabled.pending_reset) = (true, true),
+                ("xids", _) => disabled.all = true,
+                ("pending-reset", _) => disabled.pending_reset = true,
                 (_, Ok(xid)) => _ = disabled.xids.insert(xid),
                 (_, Err(_)) => disabled.unknown.push(word),
             }
@@ -38,8 +42,10 @@ mod tests {
     use super::*;
 
     fn check(text: &str, all: bool, xids: &[u64], unknown: &[&str]) {
+        let pending_reset = text.contains("all") || text.contains("pending-reset");
         let expected = DisabledChecks {
             all,
+            pending_reset,
             xids: xids.iter().copied().collect(),
             unknown: unknown.iter().map(|word| (*word).to_owned()).collect(),
         };
@@ -53,6 +59,7 @@ mod tests {
         check("XIDs", true, &[], &[]);
         check("63, 94,", false, &[63, 94], &[]);
         check("all,63", true, &[63], &[]);
+        check("pending-reset,63", false, &[63], &[]);
         check("ecc,63,-1", false, &[63], &["ecc", "-1"]);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use tessera_core::gpu::Health;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::node::{GpuRoom, NodeState};
 use tessera_core::tree::{Group, GroupLevel, TopologyTree};
@@ -64,7 +63,7 @@ impl Printer<'_> {
 
     fn leaf(&self, text: &mut String, gpu: GpuIndex) {
         // No pod can be placed on an unhealthy GPU, so none of its capacity is allocatable.
-        let is_healthy = self.node.node().gpu(gpu).is_some_and(|gpu| gpu.health == Health::Healthy);
+        let is_healthy = self.node.node().gpu(gpu).is_some_and(|gpu| gpu.health.is_healthy());
         let room = if is_healthy { self.node.room(gpu) } else { GpuRoom::default() };
         let _ = writeln!(
             text,

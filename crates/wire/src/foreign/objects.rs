@@ -14,7 +14,9 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::node::{Node, NodeAddress, NodeSpec, NodeStatus};
-pub use self::pod::{Container, ContainerStatus, LastState, Pod, PodSpec, PodStatus, Resources, Terminated};
+pub use self::pod::{
+    Container, ContainerStatus, EnvVar, LastState, Pod, PodSpec, PodStatus, Resources, SUBMITTER, Terminated,
+};
 
 /// Deserializes `null` as the default value.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>

@@ -22,6 +22,10 @@ pub struct InjectionSettings {
     pub device_nodes: bool,
     /// Host directory with the driver's libraries, mounted into containers of the vcuda dialect.
     pub driver_directory: Option<String>,
+    /// The same for containers with whole GPUs, if they get another directory.
+    pub driver_directory_of_whole_gpus: Option<String>,
+    /// Device nodes that containers of the vcuda dialect get in addition.
+    pub extra_devices: Vec<String>,
     /// True if a label of the node disables cGPU's isolation.
     pub cgpu_disabled: bool,
 }
@@ -102,6 +106,7 @@ impl InjectionSettings {
             response.devices = paths
                 .into_iter()
                 .chain(shared)
+                .chain(self.extra_devices.iter().cloned())
                 .map(|path| DeviceSpec {
                     container_path: path.clone(),
                     host_path: path,
@@ -109,7 +114,9 @@ impl InjectionSettings {
                 })
                 .collect();
         }
-        if let Some(directory) = &self.driver_directory {
+        let has_whole_gpus = grant.holds.iter().all(|(_, hold)| *hold == Hold::Whole);
+        let of_whole_gpus = self.driver_directory_of_whole_gpus.as_ref().filter(|_| has_whole_gpus);
+        if let Some(directory) = of_whole_gpus.or(self.driver_directory.as_ref()) {
             response.envs.insert("LD_LIBRARY_PATH".into(), format!("{DRIVER_IN_CONTAINER}/lib64"));
             response.mounts.push(Mount {
                 container_path: DRIVER_IN_CONTAINER.into(),

@@ -76,7 +76,14 @@ struct GpuEntry {
     numa: Option<u16>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unhealthy: bool,
+    /// Why the GPU is unhealthy, where the agent knows more. Readers that do not know a reason ignore it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
+
+/// Values of `reason`.
+const MIG_MODE: &str = "mig-mode";
+const PENDING_RESET: &str = "pending-reset";
 
 /// Two GPU indexes, their PCIe level, and their number of NVLinks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,7 +98,12 @@ pub fn print(inventory: &Inventory) -> String {
         model: gpu.model.to_string(),
         memory_mib: gpu.memory.0,
         numa: gpu.numa,
-        unhealthy: gpu.health == Health::Unhealthy,
+        unhealthy: !gpu.health.is_healthy(),
+        reason: match gpu.health {
+            Health::Healthy | Health::Unhealthy => None,
+            Health::InMigMode => Some(MIG_MODE.to_owned()),
+            Health::AwaitingReset => Some(PENDING_RESET.to_owned()),
+        },
     };
     let pair = |(a, b): (GpuIndex, GpuIndex)| {
         let Link { pcie, nvlinks } = inventory.topology.link(a, b);
@@ -145,7 +157,12 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
             model: entry.model.as_str().into(),
             memory: MiB(entry.memory_mib),
             numa: entry.numa,
-            health: if entry.unhealthy { Health::Unhealthy } else { Health::Healthy },
+            health: match entry.reason.as_deref() {
+                _ if !entry.unhealthy => Health::Healthy,
+                Some(MIG_MODE) => Health::InMigMode,
+                Some(PENDING_RESET) => Health::AwaitingReset,
+                _ => Health::Unhealthy,
+            },
         })
         .collect();
     let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
@@ -167,7 +184,12 @@ mod tests {
             model: "NVIDIA H200".into(),
             memory: MiB(143_771),
             numa: Some(u16::from(index / 4)),
-            health: if index == 3 { Health::Unhealthy } else { Health::Healthy },
+            health: match index {
+                3 => Health::Unhealthy,
+                4 => Health::InMigMode,
+                5 => Health::AwaitingReset,
+                _ => Health::Healthy,
+            },
         };
         let numa: Vec<Option<u16>> = (0..count).map(|index| Some(u16::from(index / 4))).collect();
         let topology = Topology::from_pairs(usize::from(count), |a, b| Link {
@@ -187,6 +209,13 @@ mod tests {
             let written = inventory(count);
             assert_eq!(parse(&print(&written)).unwrap(), written);
         }
+    }
+
+    /// A newer agent may have reasons that this reader does not know.
+    #[test]
+    fn an_unknown_reason_means_unhealthy() {
+        let text = print(&inventory(5)).replace("mig-mode", "other");
+        assert_eq!(parse(&text).unwrap().gpus[4].health, Health::Unhealthy);
     }
 
     #[test]

@@ -51,6 +51,11 @@ pub(in crate::scenarios) struct Stage {
 
 impl Stage {
     pub(in crate::scenarios) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
+        Self::start_with(harness, registration, &[]).await
+    }
+
+    /// Starts the agent with more flags.
+    pub(super) async fn start_with(harness: &Harness, registration: &str, flags: &[String]) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
         // The node copies the mounts that exist when it starts.
         let grants = harness.state("grants")?;
@@ -88,6 +93,7 @@ impl Stage {
             // The scenario rights reads pages with tokens.
             .argument("--pages-access=open")
             .argument(format!("--listen={PAGES}"));
+        let program = flags.iter().fold(program, |program, flag| program.argument(flag));
         let program = shipped_settings()?
             .iter()
             .fold(program, |program, (name, value)| program.environment(name, value.as_str()));

@@ -105,6 +105,29 @@ fn a_gpu_that_was_lost_and_found_again_is_offered_again() {
     assert_eq!(published(&back), [(all, all)]);
 }
 
+/// A GPU in MIG mode has no compute of its own, and one with retired memory needs a reset.
+#[test]
+fn gpus_in_mig_mode_or_awaiting_a_reset_are_withdrawn_with_the_reason() {
+    for (health, reason) in
+        [(Health::InMigMode, "in MIG mode"), (Health::AwaitingReset, "awaiting a reset for retired memory")]
+    {
+        let mut world = World::new();
+        let all = usize::from(GPU_COUNT);
+        let mut withdrawn = found();
+        withdrawn.gpus[2].health = health;
+        let warnings =
+            |actions: &[Action]| actions.iter().filter(|action| matches!(action, Action::Warn(_))).count();
+        let actions = world.agent.handle(at(10), Event::Gpus(Ok(withdrawn.clone())));
+        assert_eq!((published(&actions), warnings(&actions)), (vec![(all - 1, all)], 1), "{reason}");
+        let again = world.agent.handle(at(20), Event::Gpus(Ok(withdrawn)));
+        assert_eq!(warnings(&again), 0, "one warning is enough");
+        let inventory = world.agent.view().inventory.unwrap();
+        assert_eq!(inventory.gpus[2].health, health, "schedulers read the reason");
+        let back = world.agent.handle(at(30), Event::Gpus(Ok(found())));
+        assert_eq!((published(&back), warnings(&back)), (vec![(all, all)], 0));
+    }
+}
+
 #[test]
 fn annotations_that_are_removed_are_written_again() {
     let mut world = World::new();

@@ -52,6 +52,7 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountSample {
         processes: processes.iter().copied().collect(),
         ended: BTreeSet::new(),
         held: vec![Some(mib * MIB)],
+        context_only: BTreeSet::new(),
     }
 }
 
@@ -107,6 +108,29 @@ fn uncharged_memory_is_published_to_its_container_only() {
     sample(&mut world, &processes[1..], &[account("u", &[], 0), accounts[1].clone()]);
     assert_eq!(uncharged(&world), [("u", 0), ("v", 0)]);
     assert!(world.events.is_empty());
+}
+
+/// A container can write anything into its account, so its contexts say nothing about others.
+#[test]
+fn the_size_of_a_context_is_measured_for_its_container() {
+    let contexts = |world: &World| -> Vec<u64> {
+        world.limits.values().map(|limits| limits.gpus[0].context.0 / MIB).collect()
+    };
+    let waiting = |mib| AccountSample { context_only: [(7, 0)].into(), ..account("u", &[7], mib) };
+    let mut world = world();
+    sample(&mut world, &[process(2, 107, "u", 417)], &[account("u", &[7], 528)]);
+    assert_eq!(contexts(&world), [0, 0], "the process may hold more than a context");
+    sample(&mut world, &[process(2, 108, "u", 417)], &[waiting(528)]);
+    sample(&mut world, &[process(3, 107, "u", 417)], &[waiting(528)]);
+    sample(&mut world, &[GpuProcess { bytes: None, ..process(2, 107, "u", 0) }], &[waiting(528)]);
+    assert_eq!(contexts(&world), [0, 0], "another process, another GPU, and no report");
+    sample(&mut world, &[process(2, 107, "u", 417)], &[waiting(528)]);
+    assert_eq!(contexts(&world), [418, 0], "rounded up to blocks of 2 MiB");
+    sample(&mut world, &[process(2, 107, "u", 100)], &[waiting(528)]);
+    assert_eq!(contexts(&world), [418, 0], "once it is known it stays");
+    world.restart_agent();
+    world.wait(30);
+    assert_eq!(contexts(&world), [418, 0], "also after a restart of the agent");
 }
 
 #[test]

@@ -27,7 +27,10 @@ const PCIE_REPLAYS: u32 = 94;
 const AVERAGE_POWER: u32 = 185;
 const NVLINK_SENT: u32 = 138;
 const NVLINK_RECEIVED: u32 = 139;
-const REMAPPED: [u32; 4] = [142, 143, 144, 145];
+const REMAPPED: [u32; 4] = [142, 143, REMAPPING_PENDING, 145];
+
+/// NVML's field that is 1 while a remapping of memory rows waits for a reset.
+pub(super) const REMAPPING_PENDING: u32 = 144;
 const FIELDS: [u32; 8] = [MEMORY_TEMPERATURE, PCIE_REPLAYS, NVLINK_SENT, NVLINK_RECEIVED, 142, 143, 144, 145];
 
 /// Time between two readings of the energy counter in microseconds. A reading costs four
@@ -245,7 +248,7 @@ fn number(value: SampleValue) -> Option<f64> {
     }
 }
 
-fn whole(value: SampleValue) -> Option<u64> {
+pub(super) fn whole(value: SampleValue) -> Option<u64> {
     let value = match value {
         SampleValue::U32(value) => Some(value).filter(is_small).map(u64::from),
         SampleValue::U64(value) => Some(value),

@@ -85,7 +85,6 @@ export default {
   "tile.label": "GPU {n}: compute {compute}, memory {memory}",
   "tile.pods": "held by {pods}",
   "tile.idle": "idle",
-  "tile.unhealthy": "unhealthy",
   "tile.overbooked": "overbooked",
   "legend": "Upper bar: memory. Lower bar: compute. Each color is a namespace.",
 
@@ -221,6 +220,8 @@ export default {
   "reason.agent-unreachable": "the agent at {1} cannot be reached: {2}",
   "reason.agent-status": "the agent at {1} answered {2}",
   "reason.unhealthy": "unhealthy",
+  "reason.mig": "in MIG mode",
+  "reason.reset": "awaiting a reset for retired memory",
   "reason.another-model": "another model",
   "reason.held-whole": "held whole",
   "reason.shared": "shared: {1} and {2} are held",

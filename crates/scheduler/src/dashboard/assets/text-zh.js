@@ -85,7 +85,6 @@ export default {
   "tile.label": "GPU {n}：算力 {compute}，显存 {memory}",
   "tile.pods": "由 {pods} 占用",
   "tile.idle": "空闲",
-  "tile.unhealthy": "不健康",
   "tile.overbooked": "超额",
   "legend": "每个方块中上面一条是显存，下面一条是算力；颜色代表命名空间。",
 
@@ -221,6 +220,8 @@ export default {
   "reason.agent-unreachable": "无法连接 {1} 上的 agent：{2}",
   "reason.agent-status": "{1} 上的 agent 返回 {2}",
   "reason.unhealthy": "不健康",
+  "reason.mig": "处于 MIG 模式",
+  "reason.reset": "显存页已退役，等待重置",
   "reason.another-model": "型号不同",
   "reason.held-whole": "已被整块独占",
   "reason.shared": "已共享：被占用 {1} 算力和 {2} 显存",

@@ -75,6 +75,8 @@ const REASONS = [
   [/^the agent at (\S+) cannot be reached: (.+)$/, "reason.agent-unreachable"],
   [/^the agent at (\S+) answered (\d+)$/, "reason.agent-status"],
   [/^unhealthy$/, "reason.unhealthy"],
+  [/^in MIG mode$/, "reason.mig"],
+  [/^awaiting a reset for retired memory$/, "reason.reset"],
   [/^another model$/, "reason.another-model"],
   [/^held whole$/, "reason.held-whole"],
   [/^shared: (\S+) and (.+) are held$/, "reason.shared"],

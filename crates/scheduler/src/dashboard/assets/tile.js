@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { colour, count, link, memory, model, percent, points } from "./format.js";
-import { t } from "./text.js";
+import { reason, t } from "./text.js";
 
 const width = (part, whole) => `${whole > 0 ? Math.min(100, (100 * part) / whole) : 0}%`;
 
@@ -22,7 +22,7 @@ export function fills(gpu) {
 
 /** Lists the problems of a GPU as texts. */
 export function troubles(gpu) {
-  return [!gpu.healthy && t("tile.unhealthy"), gpu.overbooked && t("tile.overbooked")].filter(Boolean);
+  return [!gpu.healthy && reason(gpu.problem), gpu.overbooked && t("tile.overbooked")].filter(Boolean);
 }
 
 function label(gpu) {

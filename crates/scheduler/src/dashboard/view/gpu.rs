@@ -1,7 +1,7 @@
 //! The tile of a GPU, with the pods that hold shares of it.
 
 use serde::Serialize;
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::grant::GpuUsage;
 use tessera_core::node::NodeState;
 
@@ -28,6 +28,9 @@ pub struct GpuTile {
     pub whole: bool,
     /// True if the GPU is healthy and may be granted.
     pub healthy: bool,
+    /// Why the GPU may not be granted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<&'static str>,
     /// True if the grants exceed the capacity of the GPU.
     pub overbooked: bool,
     /// Pods that hold the GPU, sorted by namespace and name.
@@ -103,7 +106,7 @@ impl GpuTotals {
         self.idle += usize::from(usage.is_none());
         self.whole += usize::from(usage.whole);
         self.shared += usize::from(!usage.is_none() && !usage.whole);
-        self.unhealthy += usize::from(gpu.health == Health::Unhealthy);
+        self.unhealthy += usize::from(!gpu.health.is_healthy());
         self.overbooked += usize::from(usage.exceeds(gpu.memory));
         self.compute_held += u64::from(compute);
         self.memory_mib += gpu.memory.0;
@@ -151,7 +154,8 @@ fn tile(gpu: &Gpu, usage: GpuUsage) -> GpuTile {
         memory_held_mib,
         compute_held,
         whole: usage.whole,
-        healthy: gpu.health == Health::Healthy,
+        healthy: gpu.health.is_healthy(),
+        problem: gpu.health.problem(),
         overbooked: usage.exceeds(gpu.memory),
         pods: Vec::new(),
     }

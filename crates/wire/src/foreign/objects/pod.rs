@@ -99,6 +99,29 @@ pub struct Container {
     /// Requested resources and limits.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: Resources,
+    /// Environment variables that Tessera reads.
+    #[serde(deserialize_with = "read_variables", skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvVar>,
+}
+
+/// An environment variable of a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EnvVar {
+    /// Name of the variable.
+    pub name: String,
+    /// Value, or empty if it comes from another object.
+    #[serde(deserialize_with = "null_as_default")]
+    pub value: String,
+}
+
+/// Variable with the person who submitted a pod, which gpu-manager's usage shows.
+pub const SUBMITTER: &str = "SUBMITTER";
+
+/// Keeps only the variables that Tessera reads. A container may have hundreds of others.
+fn read_variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<EnvVar>, D::Error> {
+    let all: Vec<EnvVar> = null_as_default(deserializer)?;
+    Ok(all.into_iter().filter(|variable| variable.name == SUBMITTER).collect())
 }
 
 /// Requested resources and limits of a container, by resource name.

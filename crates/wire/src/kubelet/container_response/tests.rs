@@ -70,11 +70,16 @@ fn vcuda_gets_device_nodes_by_minor_number_and_annotations() {
     let full = InjectionSettings {
         device_nodes: true,
         driver_directory: Some("/etc/gpu-manager/vdriver/nvidia".into()),
+        driver_directory_of_whole_gpus: Some("/etc/gpu-manager/vdriver/origin".into()),
+        extra_devices: vec!["/dev/infiniband/uverbs0".into()],
         ..InjectionSettings::default()
     };
+    let whole = response(&full, Dialect::Vcuda, &[(0, Hold::Whole)]);
+    assert_eq!(whole.mounts[0].host_path, "/etc/gpu-manager/vdriver/origin");
     let response = response(&full, Dialect::Vcuda, &[(0, share)]);
+    assert_eq!(response.mounts[0].host_path, "/etc/gpu-manager/vdriver/nvidia");
     let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
-    assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
+    assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0"]);
     assert_eq!(response.annotations["tencent.com/vcuda-core"], "30");
     assert_eq!(response.annotations["tencent.com/vcuda-memory"], "8053063680");
     assert_eq!(response.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");

@@ -1,7 +1,6 @@
 //! Families of GPUs: identity, free capacity, usage, and the part of the usage that belongs to no
 //! container.
 
-use tessera_core::gpu::Health;
 use tessera_node::gpus::MigInstance;
 use tessera_wire::metrics::{
     Labels,
@@ -66,8 +65,17 @@ impl<'a> GpuFamilies<'a> {
             info.sample(&facts, 1u64);
         }
         self.gauge(page, "tessera_gpu_healthy", "1 if the GPU may be granted.", |gpu| {
-            gpu.info.health == Health::Healthy
+            gpu.info.health.is_healthy()
         });
+        if self.0.iter().any(|(_, gpu)| !gpu.info.health.is_healthy()) {
+            let help = "1 for a GPU that may not be granted, with the reason.";
+            let mut family = page.family("tessera_gpu_withdrawn", Gauge, help);
+            for (labels, gpu) in &self.0 {
+                if let Some(reason) = gpu.info.health.problem() {
+                    family.sample(&labels.and(&[("reason", reason)]), 1u64);
+                }
+            }
+        }
     }
 
     fn free_capacity(&self, page: &mut MetricsPage) {
