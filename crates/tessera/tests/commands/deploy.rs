@@ -158,9 +158,10 @@ fn agents_take_the_place_of_gpu_manager() {
     assert_eq!(annotations["prometheus.io/scrape"], "true");
     assert_eq!(annotations["prometheus.io/path"], "/metrics");
     assert_eq!(service["spec"]["selector"], pods["metadata"]["labels"]);
-    let port = &pods["spec"]["containers"][0]["ports"][0];
+    let target = &service["spec"]["ports"][0]["targetPort"];
+    let mut ports = pods["spec"]["containers"][0]["ports"].as_array().unwrap().iter();
+    let port = ports.find(|port| port["name"] == *target).unwrap();
     assert_eq!(annotations["prometheus.io/port"], port["containerPort"].to_string());
-    assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
     let affinity =
         &pods["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
