@@ -51,7 +51,7 @@ use crate::units::{GpuIndex, NodeName, PodUid};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    /// The position of each node in `names`, `nodes` and `changed`.
+    /// The names of the nodes by position, and their positions by name.
     names: Names,
     /// The nodes side by side, so that a scan reads memory in order; `None` where a node was
     /// removed.

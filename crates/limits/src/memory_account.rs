@@ -236,9 +236,9 @@ impl MemoryAccount {
 
     /// Returns whether a process was seen to have ended after `time_ns`.
     #[must_use]
-    pub fn has_end_since(&self, time_ns: u64) -> bool {
+    pub fn has_end_since(&self, time_ns: u64, now_ns: u64) -> bool {
         let last = self.last_end_ms.load(Ordering::SeqCst);
-        last != 0 && end_stamp::is_later(last, time_ns)
+        last != 0 && end_stamp::is_later(last, time_ns, now_ns)
     }
 
     /// Adds `bytes` to the slot `me` unless the container would then hold more than `limit`.

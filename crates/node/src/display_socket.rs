@@ -1,6 +1,7 @@
 //! gpu-manager's gRPC service on a unix socket, for programs that read it.
 
-use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::{fs, io, path::Path};
 
 use tessera_wire::kubelet::gpu_manager_display::{
     GraphResponse, UsageResponse, VersionResponse,
@@ -30,9 +31,8 @@ struct Service<S>(S);
 /// # Errors
 /// An error if the socket cannot be created or the server fails.
 pub async fn serve(path: &Path, source: impl DisplaySource, stop: CancellationToken) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;

@@ -26,7 +26,7 @@ impl BadAnnotations {
             if !reported.insert(error.clone()) {
                 continue;
             }
-            let warning = Warning::new("an annotation of a pod cannot be understood and is ignored");
+            let warning = Warning::new("an annotation of a pod cannot be understood");
             actions.push(Action::Warn(warning.pod(pod).detail(error.clone())));
             actions.push(Action::RecordPodEvent {
                 uid: uid.clone(),

@@ -6,7 +6,8 @@ use std::{
 };
 
 use tessera_core::units::PodUid;
-use tessera_limits::{Bytes, UuidBytes, allocation_size::round_up_to_blocks};
+use tessera_limits::allocation_size::{DEFAULT_CONTEXT, round_up_to_blocks};
+use tessera_limits::{Bytes, UuidBytes};
 
 use super::{
     Action, CallId, ContainerLimits, EventTime, GpuProcess, Isolation, PodContainer, ShellError, UsageSample,
@@ -118,8 +119,10 @@ impl GrantDirectories {
                         && UuidBytes::parse(&process.gpu.0) == Some(gpu.uuid)
                 };
                 let size = sample.processes.iter().find(is_it).and_then(|process| process.bytes);
-                if let Some(bytes) = size.filter(|&bytes| bytes > 0) {
-                    gpu.context = round_up_to_blocks(Bytes(bytes));
+                // More than the upper bound of a context is not a context alone.
+                let is_context = |size: &Bytes| (Bytes(1)..=DEFAULT_CONTEXT).contains(size);
+                if let Some(size) = size.map(Bytes).filter(is_context) {
+                    gpu.context = round_up_to_blocks(size);
                     has_learned = true;
                 }
             }
@@ -129,8 +132,8 @@ impl GrantDirectories {
         }
     }
 
-    /// Returns the limits that a container gets: those that follow from its pod now, with the size
-    /// of contexts that was measured, and the ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
+    /// Returns the limits that a container gets: those that follow from its pod now, with the size of contexts that was
+    /// measured, and the ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
     /// could lift its own limit.
     pub(super) fn granted(&self, limits: ContainerLimits, isolation: &Isolation) -> ContainerLimits {
         let Some(known) = self.limits.get(&limits.key()) else { return limits };

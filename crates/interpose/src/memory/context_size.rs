@@ -54,13 +54,12 @@ pub fn measure(process: &Process, gpu: GpuSlot) {
 
 /// Calls `attempt` until it returns a value or `max_time` has passed.
 fn poll<T>(max_time: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-    let mut waited = Duration::ZERO;
+    let begin = futex::now();
     loop {
         let result = attempt();
-        if result.is_some() || waited >= max_time {
+        if result.is_some() || Duration::from_nanos(futex::now().saturating_sub(begin)) >= max_time {
             return result;
         }
         std::thread::sleep(POLL_INTERVAL);
-        waited += POLL_INTERVAL;
     }
 }

@@ -54,7 +54,7 @@ impl Process {
     /// Waits for a new measurement of the uncharged memory if the last one may include processes
     /// that have ended since.
     pub fn remeasure_after_exit(&self, gpu: GpuSlot) {
-        let is_outdated = self.account.has_end_since(self.control.measured_at(gpu));
+        let is_outdated = self.account.has_end_since(self.control.measured_at(gpu), futex::now());
         if is_outdated && self.control.uncharged(gpu) > Bytes::ZERO {
             self.wait_for_measurement(gpu);
         }

@@ -45,9 +45,9 @@ pub(super) fn milliseconds(time_ns: u64) -> u32 {
     u32::try_from((time_ns / 1_000_000) & MASK_MS).unwrap_or_default().max(1)
 }
 
-/// Returns whether `milliseconds` are later than `time_ns`, if both are less than 12 days apart.
-/// Times in the same millisecond count as later.
-pub(super) fn is_later(milliseconds: u32, time_ns: u64) -> bool {
-    let ahead = u64::from(milliseconds).wrapping_sub(time_ns / 1_000_000) & MASK_MS;
-    ahead < ENDED / 2
+/// Returns whether the past time `milliseconds` is later than the past time `time_ns`. Times in the same millisecond
+/// count as later. Both are compared by their age, because milliseconds wrap around and the last end may be long ago.
+pub(super) fn is_later(milliseconds: u32, time_ns: u64, now_ns: u64) -> bool {
+    let age = (now_ns / 1_000_000).wrapping_sub(u64::from(milliseconds)) & MASK_MS;
+    age <= (now_ns / 1_000_000).saturating_sub(time_ns / 1_000_000)
 }

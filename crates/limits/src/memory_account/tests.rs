@@ -100,7 +100,8 @@ fn observers_that_ask_once_release_the_memory_of_a_dead_process() {
     assert_eq!(account.held(GPU), Bytes(600));
     account.sweep(OBSERVER, 255 * MS, has_ended);
     assert_eq!(account.held(GPU), Bytes::ZERO);
-    assert!(account.has_end_since(4 * MS) && !account.has_end_since(6 * MS));
+    let since = |time| account.has_end_since(time, 255 * MS);
+    assert!(since(4 * MS) && !since(6 * MS));
 }
 
 #[test]
@@ -173,7 +174,12 @@ fn times_may_wrap_around() {
     kill(&account, one);
     let wrap = (1 << 31) * MS;
     account.sweep(OBSERVER, wrap - 100 * MS, |_| true);
-    assert!(account.has_end_since(wrap - 101 * MS) && !account.has_end_since(wrap + MS));
+    let now = wrap + MS;
+    assert!(account.has_end_since(wrap - 101 * MS, now) && !account.has_end_since(now, now));
+    for days in [1, 12, 13, 20, 24, 30] {
+        let now = wrap + days * 86_400_000 * MS;
+        assert!(!account.has_end_since(now - 1000 * MS, now), "the end was {days} days ago");
+    }
     account.sweep(OBSERVER, wrap + 149 * MS, |_| true);
     assert_eq!(account.held(GPU), Bytes(600));
     account.sweep(OBSERVER, wrap + 150 * MS, |_| true);

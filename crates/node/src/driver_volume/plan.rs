@@ -114,14 +114,6 @@ impl Plan {
         self.files.entry(path).or_insert(file);
     }
 
-    /// Returns the files of the host that are in the plan.
-    pub fn sources(&self) -> impl Iterator<Item = &Path> {
-        self.files.values().filter_map(|file| match file {
-            PlannedFile::Same(source) => Some(&**source),
-            PlannedFile::LinkTo(_) => None,
-        })
-    }
-
     /// Returns whether the plan contains the driver's interface for programs or for monitoring.
     #[must_use]
     pub fn has_driver(&self) -> bool {

@@ -1,12 +1,14 @@
 //! Reads the current usage from a node's agent.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Uri;
 use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_wire::tessera::agent_address::{AgentAddress, BadFingerprint, DEFAULT_PORT, Fingerprint};
 use tessera_wire::tessera::node_use::{NodeUse, PATH};
+use tokio::sync::Semaphore;
 
 /// Timeout of the request, because a user waits for the page.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -14,10 +16,15 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Size limit of the answer, ten times what a node with 64 GPUs and 1,000 containers sends.
 const MAX_BYTES: usize = 4 << 20;
 
+/// Answers read at a time. Each takes up to 30 MiB while it is parsed.
+const MAX_CONCURRENT: usize = 4;
+
 /// Reads the usage of nodes. The node chooses the address, so only the expected fields of the answer are used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct AgentReader {
     token_file: Option<PathBuf>,
+    /// Limits the answers in memory, because a node can send large ones.
+    permits: Arc<Semaphore>,
 }
 
 /// The reason why there is no usage.
@@ -42,7 +49,7 @@ pub(super) enum NotMeasured {
     TooLate(String),
     #[error("the agent at {0} cannot be reached: {1}")]
     Unreachable(String, String),
-    #[error("the agent at {0} answered {1}: {2}")]
+    #[error("the agent at {0} answered {1}{sep}{2}", sep = if .2.is_empty() { "" } else { ": " })]
     Status(String, u16, String),
     #[error("the agent at {0} sent an answer that cannot be parsed: {1}")]
     Unreadable(String, String),
@@ -58,17 +65,26 @@ struct Target {
     certificate: Option<Fingerprint>,
 }
 
+impl Default for AgentReader {
+    fn default() -> Self {
+        Self::with_token(None)
+    }
+}
+
 impl AgentReader {
     /// Returns a reader that sends the token in this file to agents that need one. The file is read for each request,
     /// because the kubelet replaces the token before it expires.
     #[must_use]
     pub fn with_token(token_file: Option<PathBuf>) -> Self {
-        Self { token_file }
+        Self { token_file, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)) }
     }
 
     /// Reads the usage from the agent at `address`.
     pub(super) async fn read(&self, address: Option<AgentAddress>) -> Result<NodeUse, NotMeasured> {
         let Target { agent, url, certificate } = target(address)?;
+        let _permit = self.permits.acquire().await;
+        // An address without a known certificate may be any server, whose text is not for readers of the dashboard.
+        let shows_text = certificate.is_some();
         let fetcher = Fetcher::new(REQUEST_TIMEOUT).with_max_bytes(MAX_BYTES);
         let fetched = match certificate {
             Some(certificate) => {
@@ -84,7 +100,8 @@ impl AgentReader {
             Err(FetchError::Late(_)) => Err(NotMeasured::TooLate(agent)),
             Err(FetchError::Certificate) => Err(NotMeasured::OtherCertificate(agent)),
             Err(FetchError::Status { code, text }) => {
-                Err(NotMeasured::Status(agent, code, text.chars().take(500).collect()))
+                let shown = if shows_text { 500 } else { 0 };
+                Err(NotMeasured::Status(agent, code, text.chars().take(shown).collect()))
             }
             Err(error) => Err(NotMeasured::Unreachable(agent, error.to_string())),
         }

@@ -58,7 +58,11 @@ pub struct Login {
     /// True if the pages are served with TLS.
     is_secure: bool,
     stream_lifetime: Duration,
+    form_timeout: Duration,
 }
+
+/// Time in which the form must arrive. A connection that waits for it is not closed otherwise.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
 struct LoginForm {
@@ -71,13 +75,19 @@ impl Login {
     pub fn new(client: Client, is_secure: bool) -> Self {
         let protection = Protection { audience: AUDIENCE, role: READER_ROLE };
         let gate = Arc::new(Gate::new(client, protection));
-        Self { gate, is_secure, stream_lifetime: STREAM_LIFETIME }
+        Self { gate, is_secure, stream_lifetime: STREAM_LIFETIME, form_timeout: FORM_TIMEOUT }
     }
 
     /// Returns the same login with another lifetime of streams.
     #[must_use]
     pub fn with_stream_lifetime(self, stream_lifetime: Duration) -> Self {
         Self { stream_lifetime, ..self }
+    }
+
+    /// Returns the same login with another time in which the form must arrive.
+    #[must_use]
+    pub fn with_form_timeout(self, form_timeout: Duration) -> Self {
+        Self { form_timeout, ..self }
     }
 
     /// Returns the router with the login page and with a check of all other requests.
@@ -145,7 +155,10 @@ fn limited(answer: Response, lifetime: Duration) -> Response {
 /// Checks a token and keeps it in a cookie.
 async fn log_in(State(login): State<Login>, request: Request) -> Response {
     let peer = Peer::of_request(&request);
-    let form = Form::<LoginForm>::from_request(request, &()).await;
+    let form = tokio::time::timeout(login.form_timeout, Form::<LoginForm>::from_request(request, &())).await;
+    let Ok(form) = form else {
+        return page(StatusCode::REQUEST_TIMEOUT, "the form did not arrive in time");
+    };
     let Ok(Form(LoginForm { token })) = form else {
         return page(StatusCode::BAD_REQUEST, "the form must have the field token");
     };
@@ -186,6 +199,8 @@ fn page(code: StatusCode, message: &str) -> Response {
     }
     let policy = HeaderValue::from_static(CONTENT_POLICY);
     answer.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
+    // Under `no-referrer`, browsers send forms with the origin `null`, which is refused.
+    answer.headers_mut().insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     answer
 }
 

@@ -17,7 +17,7 @@ use super::App;
 pub(crate) enum Caller {
     /// kube-scheduler, which calls the verbs.
     KubeScheduler,
-    /// A client of the pages, which needs no credential.
+    /// A client of the pages, which needs no credential by default.
     PageClient,
 }
 

@@ -9,8 +9,9 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
+use tessera_scheduler::dashboard::login::Login;
 use tessera_scheduler::run::{Membership, lead};
-use tessera_scheduler::server::{ALL, App, router, serve_all};
+use tessera_scheduler::server::{ALL, App, PAGES, pages, router, serve_all};
 use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
 use tokio::net::TcpListener;
@@ -156,6 +157,16 @@ impl Replica {
 
     pub(crate) fn url(&self, page: &str) -> String {
         format!("http://{}/{page}", self.authority)
+    }
+
+    /// Serves the pages once more, with a login that asks this API server. Returns their address.
+    pub(crate) async fn with_login(&self, reviews: &str) -> Result<String> {
+        let login = Login::new(tessera_cluster::connect_to(reviews)?, false);
+        let pages = pages(Arc::clone(&self.app), 1 << 20, &[], Some(login));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}/", listener.local_addr()?);
+        tokio::spawn(serve_all(vec![(listener, pages, PAGES, None)]));
+        Ok(url)
     }
 
     /// Closes all connections and stops the server.

@@ -4,6 +4,8 @@ use std::pin::Pin;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use tessera_scheduler::dashboard::login::DASHBOARD_URL;
+use tessera_sim::reviews::{KnownToken, ReviewServer};
 
 use crate::cluster::{Cluster, H100, Kind, Replica, T4, V100, agent, memory, node, pod, share, whole};
 use crate::pictures::sample;
@@ -36,6 +38,7 @@ scenarios![
     unmeasured_usage_is_not_shown_as_zero,
     a_lost_connection_is_restored,
     a_follower_names_the_leader,
+    a_token_logs_in_and_out,
     a_thousand_nodes_need_few_elements,
 ];
 
@@ -450,6 +453,32 @@ async fn a_follower_names_the_leader(browser: &Browser) -> Result<()> {
     // The browser logs the 503 answers as errors, which is expected.
     let complaints = browser.complaints().await?;
     ensure!(complaints.iter().all(|line| line.contains("503")), "{complaints:?}");
+    Ok(())
+}
+
+async fn a_token_logs_in_and_out(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    let reviews = ReviewServer::start().await?;
+    reviews.add("e30.e30.reader", KnownToken { user: "jane", audience: None, paths: &[DASHBOARD_URL] });
+    let url = cluster.replica.with_login(reviews.url()).await?;
+    let send = async |token: &str| {
+        browser.until("document.querySelector('#token')").await?;
+        browser.eval(&format!("document.querySelector('#token').value = '{token}'")).await?;
+        browser.click("button[type=submit]").await
+    };
+    browser.open(&url).await?;
+    send("e30.e30.stranger").await?;
+    browser.until_text("the API server does not accept").await?;
+    send("e30.e30.reader").await?;
+    browser.until("location.pathname === '/'").await?;
+    browser.open(&format!("{url}login")).await?;
+    browser.click("button.quiet").await?;
+    browser.until("document.querySelector('#token')").await?;
+    browser.open(&url).await?;
+    browser.until("location.pathname === '/login'").await?;
+    // The browser logs the 401 answer as an error, which is expected.
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.iter().all(|line| line.contains("401")), "{complaints:?}");
     Ok(())
 }
 

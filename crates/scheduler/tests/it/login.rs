@@ -52,6 +52,19 @@ impl Stage {
     }
 }
 
+/// A stranger could otherwise keep all connections of the pages.
+#[tokio::test]
+async fn a_form_that_does_not_arrive_is_answered() {
+    let reviews = ReviewServer::start().await.unwrap();
+    let replica = Replica::ready(&cluster().await, "one").await;
+    let login = Login::new(connect_to(reviews.url()).unwrap(), false).with_form_timeout(Duration::ZERO);
+    let pages = pages(Arc::clone(&replica.app), 1 << 20, &[], Some(login));
+    let never = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+    let request = Request::post("/login").header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+    let answer = pages.oneshot(request.body(never).unwrap()).await.unwrap();
+    assert_eq!(answer.status(), 408);
+}
+
 async fn text(answer: Response<Body>) -> String {
     String::from_utf8(to_bytes(answer.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
 }

@@ -88,7 +88,7 @@ impl Components {
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidConfig {
     /// The text is not JSON of the expected form.
-    #[error("not the JSON of gpu-manager: {0}")]
+    #[error("not the JSON of gpu-manager")]
     Json(#[from] serde_json::Error),
     /// A volume is not a directory below its base.
     #[error("volume {0:?} has no absolute base, or its name is not a single directory name")]
@@ -105,8 +105,9 @@ pub enum InvalidConfig {
 pub fn parse(text: &str) -> Result<VolumeConfig, InvalidConfig> {
     let config: VolumeConfig = serde_json::from_str(text)?;
     for volume in &config.volumes {
-        let is_name = !volume.name.is_empty() && volume.name != ".." && !volume.name.contains('/');
-        if !is_name || !volume.base.starts_with('/') {
+        let is_name = !matches!(volume.name.as_str(), "" | "." | "..") && !volume.name.contains('/');
+        let is_base = volume.base.starts_with('/') && volume.base.split('/').all(|part| part != "..");
+        if !is_name || !is_base {
             return Err(InvalidConfig::Directory(volume.name.clone()));
         }
     }
@@ -153,6 +154,8 @@ mod tests {
             r#"{"volume":[]}"#,
             r#"{"volume":[{"name":"a/b","base":"/x"}]}"#,
             r#"{"volume":[{"name":"..","base":"/x"}]}"#,
+            r#"{"volume":[{"name":".","base":"/x"}]}"#,
+            r#"{"volume":[{"name":"a","base":"/x/../y"}]}"#,
             r#"{"volume":[{"name":"a","base":"x"}]}"#,
         ] {
             assert!(parse(text).is_err(), "{text}");

@@ -87,10 +87,10 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
 }
 
 /// Returns the unit of `aliyun.com/gpu-mem` on a node of gpushare's plugin, which publishes amounts without
-/// their unit. No GPU has [`MAX_GIB`] GiB or as few MiB, so the amount of one GPU tells the unit.
+/// their unit. No GPU has [`UNIT_THRESHOLD`] GiB or as few MiB, so the amount of one GPU tells the unit.
 fn unit_without_inventory(object: &objects::Node, configured: MemoryUnit) -> MemoryUnit {
     /// More GiB than any GPU has, and fewer MiB.
-    const MAX_GIB: u64 = 1000;
+    const UNIT_THRESHOLD: u64 = 1000;
     /// GPUs of the largest machines. It bounds the amount of one GPU where their number is unknown.
     const MAX_GPUS: u64 = 16;
     let resources = NodeResources(object);
@@ -99,10 +99,10 @@ fn unit_without_inventory(object: &objects::Node, configured: MemoryUnit) -> Mem
         // A block size is configured only where amounts are in blocks.
         (MemoryUnit::Blocks(_), _) => configured,
         _ if units == 0 => configured,
-        (_, 0) if units < MAX_GIB => MemoryUnit::GiB,
-        (_, 0) if units > MAX_GIB * MAX_GPUS => MemoryUnit::MiB,
+        (_, 0) if units < UNIT_THRESHOLD => MemoryUnit::GiB,
+        (_, 0) if units >= UNIT_THRESHOLD * MAX_GPUS => MemoryUnit::MiB,
         (_, 0) => configured,
-        (_, gpus) if units / gpus > MAX_GIB => MemoryUnit::MiB,
+        (_, gpus) if units / gpus >= UNIT_THRESHOLD => MemoryUnit::MiB,
         _ => MemoryUnit::GiB,
     }
 }

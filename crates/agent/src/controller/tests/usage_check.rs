@@ -124,6 +124,8 @@ fn the_size_of_a_context_is_measured_for_its_container() {
     sample(&mut world, &[process(3, 107, "u", 417)], &[waiting(528)]);
     sample(&mut world, &[GpuProcess { bytes: None, ..process(2, 107, "u", 0) }], &[waiting(528)]);
     assert_eq!(contexts(&world), [0, 0], "another process, another GPU, and no report");
+    sample(&mut world, &[process(2, 107, "u", 529)], &[waiting(528)]);
+    assert_eq!(contexts(&world), [0, 0], "more than the upper bound contains code too");
     sample(&mut world, &[process(2, 107, "u", 417)], &[waiting(528)]);
     assert_eq!(contexts(&world), [418, 0], "rounded up to blocks of 2 MiB");
     sample(&mut world, &[process(2, 107, "u", 100)], &[waiting(528)]);
