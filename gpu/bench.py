@@ -58,6 +58,12 @@ class Arbiter:
         self.marked, self.cpu = time.time(), cpu(self.process)
         self.skip = sum(1 for _ in open(f"/proc/{self.process.pid}/fd/1")) if seconds else 0
 
+    def used(self):
+        """Returns the milliseconds of the GPU's time that the first grant has used, as of the last second."""
+        with open(f"/proc/{self.process.pid}/fd/1") as log:
+            lines = log.read().splitlines()
+        return int(lines[-1].split()[0]) if lines else 0
+
     def end(self):
         used = 100 * (cpu(self.process) - self.cpu) / (time.time() - self.marked)
         self.process.kill()

@@ -1,28 +1,40 @@
 //! Decides which tenant gets the next window on one GPU.
 //!
-//! Each tenant has two accounts (see [`pacer::Pacer`]) and a virtual time. One account limits it to its
-//! ceiling: the tenant may get a window once real time has caught up with the account. The other one is
-//! ahead of real time if the tenant has had its guaranteed share: then its window is cut for a tenant that arrives
-//! and has not. So a cut never takes what the share of a tenant pays for. The *virtual time* is the time
-//! for which it kept the GPU from others, divided by its share. It orders the tenants that may get a
-//! window: the tenant with the lowest virtual time is next.
+//! A share is a percentage of the GPU's time. Each tenant has three accounts (see [`pacer::Pacer`]) and a virtual
+//! time.
+//! - *Ceiling*: the time for which the GPU was busy for the tenant. It gets no window while the account is ahead of
+//!   real time.
+//! - *Occupancy*: the time for which the tenant kept the GPU from others, whether it was busy or not. While it is ahead
+//!   of what the ceiling allows, the tenant only borrows time: it comes last, and gives way at once.
+//! - *Guarantee*: the same time, compared with the guaranteed share. While it is ahead, the tenant's window is cut for
+//!   a tenant that arrives and has not had its share. So a cut never takes what the share of a tenant pays for.
+//! - The *virtual time* is the time for which the tenant kept the GPU from others, divided by its share. The tenant
+//!   with the lowest virtual time is next.
 //!
-//! A report is a claim of the tenant. The accounts believe reported idle time, within the bounds of
-//! `IdleAllowance`, so that a slow switch does not cost the tenant its share. The virtual time
-//! believes nothing of a tenant's own: it counts the time for which the window was open.
-//! So a tenant that lies may get a little more of the time that others leave, but no time that others
-//! want.
+//! Only the tenant knows for how long the GPU was busy for it, so a report is a claim. The ceiling believes it. The
+//! occupancy and the guarantee believe reported idle time only within the bounds of `IdleAllowance`, so that a slow
+//! switch does not cost the tenant its share, and the virtual time believes nothing. So a tenant that lies may get
+//! time that others leave, but no time that others want. The agent compares claims with the driver's figures.
 
 mod idle_allowance;
 mod tenant;
 
-use tessera_throttle::pacer;
+use tessera_throttle::{back_pressure, pacer};
 
 use self::idle_allowance::IdleAllowance;
 use self::tenant::{Cut, Running, Tenant};
 
 /// Length of a window in nanoseconds.
 const QUANTUM: u64 = pacer::QUANTUM.0;
+
+/// Time in nanoseconds before the end of a window at which it is extended if no other tenant may get one.
+const EXTENSION_MARGIN_NS: u64 = QUANTUM / 4;
+
+/// The same if no other tenant wants the GPU: the program may always queue so much.
+const EXTENSION_MARGIN_ALONE_NS: u64 = back_pressure::DEEP_QUEUE_LIMIT.0;
+
+/// Time in nanoseconds for which a tenant that came back from idle is expected to come back again.
+const RETURN_NS: u64 = 1_000_000_000;
 
 /// Shortest window in nanoseconds. A window may be cut for a tenant that arrives from idle, but
 /// only after this time.
@@ -80,21 +92,15 @@ pub struct TenantReport {
 
 /// A change of a tenant's window that the caller must write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowAction<Id> {
-    /// Opens a new window.
-    Open {
-        /// The tenant that the window belongs to.
-        tenant: Id,
-        /// End of the window in nanoseconds on the monotonic clock.
-        deadline: u64,
-    },
-    /// Extends the open window, or ends it now.
-    SetDeadline {
-        /// The tenant that the window belongs to.
-        tenant: Id,
-        /// End of the window in nanoseconds on the monotonic clock.
-        deadline: u64,
-    },
+pub struct WindowAction<Id> {
+    /// The tenant that the window belongs to.
+    pub tenant: Id,
+    /// True for a new window, false for a change of the open one.
+    pub is_new: bool,
+    /// End of the window in nanoseconds on the monotonic clock.
+    pub deadline: u64,
+    /// Work in nanoseconds that the tenant may have queued.
+    pub queue_limit_ns: u64,
 }
 
 /// The tenants of one GPU and the window that is open.
@@ -109,8 +115,10 @@ pub struct GpuArbiter<Id> {
 /// The time and windows that a tenant has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowUsage {
-    /// Busy time of the GPU in nanoseconds.
-    pub time_ns: u64,
+    /// Nanoseconds for which its windows were open.
+    pub open_ns: u64,
+    /// Nanoseconds of them for which the GPU was busy, as the tenant reports.
+    pub busy_ns: u64,
     /// Number of windows.
     pub windows: u64,
 }
@@ -131,6 +139,14 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
     }
 
+    /// Sets whether all processes of a tenant are stopped, by the kernel's word. Work that a stopped tenant had queued
+    /// ends, but the tenant cannot say so. It owes nothing for the time in which it is stopped.
+    pub fn set_stopped(&mut self, id: Id, is_stopped: bool) {
+        if let Some(tenant) = self.tenants.iter_mut().find(|tenant| tenant.id == id) {
+            tenant.is_stopped = is_stopped;
+        }
+    }
+
     /// Returns whether the power factor affects any tenant.
     #[must_use]
     pub fn shares_throughput(&self) -> bool {
@@ -147,7 +163,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// Returns the nanoseconds for which the GPU was busy for all tenants.
     #[must_use]
     pub fn busy(&self) -> u64 {
-        self.tenants.iter().map(|tenant| tenant.usage.time_ns).sum()
+        self.tenants.iter().map(|tenant| tenant.usage.busy_ns).sum()
     }
 
     /// Removes a tenant and its window.
@@ -173,6 +189,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// tenants.
     pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
+        let running = self.tenants.iter().filter(|tenant| tenant.seen.wants() && !tenant.is_stopped);
+        let least_running = running.map(|tenant| tenant.virtual_time).min().unwrap_or(0);
         for tenant in &mut self.tenants {
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
             tenant.forget_overstayed(now);
@@ -182,7 +200,11 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
                 _ => {}
             }
             if let Some(mut window) = tenant.overrun.take() {
-                tenant.charge(&mut window, now, self.factor);
+                if tenant.is_stopped {
+                    tenant.forgive(&mut window, now, least_running);
+                } else {
+                    tenant.charge(&mut window, now, self.factor);
+                }
                 let highest = least + MAX_DEBT_NS * 100 / u64::from(tenant.share.compute_percent.max(1));
                 tenant.virtual_time = tenant.virtual_time.min(highest);
                 tenant.overrun = Some(window).filter(|_| !tenant.seen.has_drained());
@@ -195,9 +217,10 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         let winner = cut.as_ref().map(|cut| cut.winner).filter(|&winner| self.tenants[winner].may_open(now));
         if let Some(next) = winner.or_else(|| self.next_except(now, None)) {
+            let queue_limit_ns = self.queue_limit_ns(next, now);
             let tenant = &mut self.tenants[next];
-            let window = tenant.open(next, now);
-            actions.push(WindowAction::Open { tenant: tenant.id, deadline: window.deadline });
+            let window = tenant.open(next, now, queue_limit_ns);
+            actions.push(window.action(tenant.id, true));
             self.running = Some(window);
         }
         // The payment is due even if the tenant for which the window was cut wants nothing any more.
@@ -220,11 +243,16 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             // not, so the arbiter polls.
             return Some(now + QUANTUM / 4);
         }
-        let extends = running.deadline - QUANTUM / 4;
-        let next = if extends > now { extends } else { running.deadline };
+        // A tenant that is not limited yet by its ceiling is asked a second time.
+        let margins = [self.extension_margin_ns(running.tenant), EXTENSION_MARGIN_NS, 0];
+        let next = margins.map(|margin| running.deadline - margin).into_iter().find(|&at| at > now);
+        let next = next.unwrap_or(running.deadline);
         let current = &self.tenants[running.tenant];
-        let arrived = self.tenants.iter().filter(|tenant| tenant.has_arrived && tenant.seen.wants());
-        let cuts = arrived.map(|tenant| {
+        let waiting = self.tenants.iter().enumerate().filter(|(place, tenant)| {
+            let may_cut = tenant.has_arrived || running.is_borrowed && *place != running.tenant;
+            may_cut && tenant.seen.wants()
+        });
+        let cuts = waiting.map(|(_, tenant)| {
             current
                 .gives_way_at(running, now, tenant)
                 .max(tenant.eligible_at())
@@ -245,7 +273,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         if seen.has_drained() {
             if !is_over {
                 // The window was returned before its end. No process may take it for open any more.
-                actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
+                running.deadline = now;
+                actions.push(running.action(id, false));
             }
             return running.cut();
         }
@@ -254,34 +283,45 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             self.tenants[current].overstayed += now.saturating_sub(begin);
         }
         running.stepped_at = now;
-        if now >= running.deadline + running.drain_timeout || is_over && !self.may_overstay(current) {
+        let is_cut_short = running.is_borrowed || running.has_deep_queue(now);
+        let must_leave = is_over && (is_cut_short || !self.may_overstay(current));
+        if now >= running.deadline + running.drain_timeout || must_leave {
             let cut = running.cut();
+            running.virtual_time = self.tenants[current].virtual_time;
             self.tenants[current].overrun = Some(running);
             return cut;
         }
-        if seen.drained > 0 && !is_over {
-            // One process has returned the window while others still use it. The change lets that
-            // process use it again.
-            actions.push(WindowAction::SetDeadline { tenant: id, deadline: running.deadline });
+        // One process has returned the window while others still use it. The change lets that process use it
+        // again.
+        let mut is_changed = seen.drained > 0 && !is_over;
+        let queue_limit_ns = self.queue_limit_ns(current, now);
+        if !is_over && queue_limit_ns != running.queue_limit_ns {
+            if queue_limit_ns < running.queue_limit_ns {
+                running.shortened_at = now;
+            }
+            (running.queue_limit_ns, is_changed) = (queue_limit_ns, true);
         }
         let other = self.next_except(now, Some(current));
         let may_stay = self.tenants[current].may_run(now);
         // No other tenant wants the GPU. The window is extended shortly before its end, so that
         // work goes on without a gap.
-        if !is_over && now + QUANTUM / 4 >= running.deadline && other.is_none() && may_stay {
-            running.deadline = now + QUANTUM;
-            actions.push(WindowAction::SetDeadline { tenant: id, deadline: running.deadline });
+        let margin = self.extension_margin_ns(current);
+        if !is_over && now + margin >= running.deadline && other.is_none() && may_stay {
+            (running.deadline, is_changed) = (now + margin + QUANTUM, true);
+            running.is_borrowed = self.tenants[current].is_over(now);
         }
         let is_due = |other: usize| {
             let (current, other) = (&self.tenants[current], &self.tenants[other]);
-            other.has_arrived && current.gives_way_at(&running, now, other) <= now
+            (other.has_arrived || running.is_borrowed) && current.gives_way_at(&running, now, other) <= now
         };
         if !is_over
             && now >= running.since + MIN_WINDOW_NS
             && let Some(other) = other.filter(|&other| is_due(other))
         {
-            (running.deadline, running.cut_for) = (now, Some(other));
-            actions.push(WindowAction::SetDeadline { tenant: id, deadline: now });
+            (running.deadline, running.cut_for, is_changed) = (now, Some(other), true);
+        }
+        if is_changed {
+            actions.push(running.action(id, false));
         }
         self.running = Some(running);
         None
@@ -293,11 +333,27 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             || self.tenants.iter().map(|tenant| tenant.overstayed).sum::<u64>() <= MAX_OVERSTAYED_NS
     }
 
+    /// Returns the time before the end of a tenant's window at which it may be extended.
+    fn extension_margin_ns(&self, tenant: usize) -> u64 {
+        let mut others = self.tenants.iter().enumerate().filter(|(place, _)| *place != tenant);
+        let is_alone = !others.any(|(_, other)| other.seen.wants());
+        if is_alone { EXTENSION_MARGIN_ALONE_NS } else { EXTENSION_MARGIN_NS }
+    }
+
+    /// Returns how much work a tenant may have queued. A deep queue lets its program do other things. A tenant that
+    /// comes back from idle again and again waits for what is queued, so beside one queues are short.
+    fn queue_limit_ns(&self, tenant: usize, now: u64) -> u64 {
+        let others = self.tenants.iter().enumerate().filter(|(place, _)| *place != tenant);
+        let mut returning = others.filter(|(_, other)| now < other.arrived_at + RETURN_NS);
+        let is_deep = returning.next().is_none();
+        (if is_deep { back_pressure::DEEP_QUEUE_LIMIT } else { back_pressure::QUEUE_LIMIT }).0
+    }
+
     /// Returns the tenant that is next, ignoring `excluded`. The first tenant wins a tie.
     fn next_except(&self, now: u64, excluded: Option<usize>) -> Option<usize> {
         let all = self.tenants.iter().enumerate();
         all.filter(|(place, tenant)| Some(*place) != excluded && tenant.may_open(now))
-            .min_by_key(|(_, tenant)| tenant.order())
+            .min_by_key(|(_, tenant)| tenant.order(now))
             .map(|(place, _)| place)
     }
 

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use tessera_arbiter::Service;
 use tessera_arbiter::power::{self, PowerFactor, PowerModel};
 use tessera_limits::limits::ShareMeaning;
+use tessera_limits::process_stat::ProcessStat;
 use tessera_limits::{Bytes, GpuLimit, GrantLimits, UuidBytes, files, futex};
 use thiserror::Error;
 
@@ -132,15 +133,32 @@ fn run(seconds: &str, uuid: &str, directories: &[&str]) -> Result<(), CommandErr
         }
         if now - printed_at >= SECOND_NS {
             printed_at += SECOND_NS;
+            let stopped: Vec<PathBuf> = directories
+                .iter()
+                .map(PathBuf::from)
+                .filter(|directory| {
+                    service.account(directory).is_some_and(|account| is_stopped(account.live_processes()))
+                })
+                .collect();
+            service.set_stopped(|directory| stopped.iter().any(|stopped| stopped == directory));
             let used_ms = directories.iter().map(|directory| {
                 let usage = service.usage(Path::new(directory), gpu_uuid);
-                (usage.time_ns / 1_000_000).to_string()
+                (usage.busy_ns / 1_000_000).to_string()
             });
             print_line(&used_ms.collect::<Vec<_>>().join(" "))?;
         }
         service.wait(next);
     }
     Ok(())
+}
+
+/// Returns whether there are processes and all of them are stopped.
+fn is_stopped(processes: impl Iterator<Item = u32>) -> bool {
+    let mut states = processes.map(|process| {
+        let stat = std::fs::read(format!("/proc/{process}/stat")).ok();
+        stat.and_then(|stat| ProcessStat::parse(&stat)).is_some_and(|stat| stat.is_stopped)
+    });
+    states.next().is_some_and(|first| first && states.all(|is_stopped| is_stopped))
 }
 
 /// Reports to each grant how much memory its processes hold according to NVML.

@@ -13,7 +13,7 @@ pub(crate) struct RateLimit {
 
 impl RateLimit {
     pub(crate) fn per_second(units: u64) -> Self {
-        Self { unit_ns: 1_000_000_000 / units.max(1), paid_until: 0 }
+        Self { unit_ns: 1_000_000_000_u64.div_ceil(units.max(1)), paid_until: 0 }
     }
 
     /// Returns the time from which on work may be done.

@@ -93,6 +93,14 @@ impl Service {
         }
     }
 
+    /// Sets the grants whose processes are all stopped.
+    pub fn set_stopped(&mut self, is_stopped: impl Fn(&Path) -> bool) {
+        for (directory, tenant) in &self.tenants {
+            let is_stopped = is_stopped(directory);
+            self.gpus.values_mut().for_each(|gpu| gpu.set_stopped(tenant.id, is_stopped));
+        }
+    }
+
     /// Returns what a grant has used of a GPU.
     #[must_use]
     pub fn usage(&self, directory: &Path, uuid: UuidBytes) -> WindowUsage {
@@ -198,15 +206,14 @@ impl Service {
                 Some((tenant, tenant.limits.slot_of(*uuid)?))
             };
             for action in actions {
-                let (WindowAction::Open { tenant: id, deadline }
-                | WindowAction::SetDeadline { tenant: id, deadline }) = action;
+                let WindowAction { tenant: id, is_new, deadline, queue_limit_ns } = action;
                 let Some((tenant, slot)) = find(id) else { continue };
                 let window = tenant.control.window(slot);
-                match action {
-                    WindowAction::Open { .. } => {
-                        window.open(deadline);
-                    }
-                    WindowAction::SetDeadline { .. } => window.set_deadline(deadline),
+                window.set_queue_limit(queue_limit_ns);
+                if is_new {
+                    window.open(deadline);
+                } else {
+                    window.set_deadline(deadline);
                 }
                 futex::wake(&window.change);
             }

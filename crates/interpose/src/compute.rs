@@ -90,7 +90,9 @@ impl Compute {
     /// Forgets the cost of a graph that is about to be destroyed, because another graph may get its
     /// address.
     pub fn forget_graph(&self, graph: Handle) {
-        self.costs.forget(kernels::graph_key(graph));
+        let key = kernels::graph_key(graph);
+        self.costs.forget(key);
+        self.gates.iter().for_each(|gate| gate.forget_work(key));
     }
 
     /// Returns true if the process has ever begun a capture. Until then, no stream needs to be

@@ -47,6 +47,9 @@ pub struct SharedWindow {
     /// End of the window in nanoseconds on the monotonic clock. The window is closed once this time
     /// has passed.
     deadline: AtomicU64,
+    /// Work in nanoseconds that a process may have queued, or 0 if an arbiter of an earlier version writes the
+    /// windows.
+    queue_limit: AtomicU64,
 }
 
 impl Control {
@@ -176,6 +179,8 @@ pub struct WindowState {
     pub number: u32,
     /// End of this window or of a later one, in nanoseconds on the monotonic clock.
     pub deadline: u64,
+    /// Work in nanoseconds that a process may have queued, or 0 if the arbiter does not say.
+    pub queue_limit: u64,
 }
 
 impl SharedWindow {
@@ -184,7 +189,15 @@ impl SharedWindow {
     pub fn read(&self) -> WindowState {
         let change = self.change.load(Ordering::Acquire);
         let number = self.number.load(Ordering::Acquire);
-        WindowState { change, number, deadline: self.deadline.load(Ordering::Acquire) }
+        let [deadline, queue_limit] =
+            [&self.deadline, &self.queue_limit].map(|word| word.load(Ordering::Acquire));
+        WindowState { change, number, deadline, queue_limit }
+    }
+
+    /// Sets how much work a process may have queued. The caller opens or changes the window afterwards, so that
+    /// processes notice it.
+    pub fn set_queue_limit(&self, queue_limit: u64) {
+        self.queue_limit.store(queue_limit, Ordering::Release);
     }
 
     /// Opens the next window until `deadline` and returns its number.
@@ -221,6 +234,7 @@ mod tests {
                 change: AtomicU32::new(0),
                 number: AtomicU32::new(0),
                 deadline: AtomicU64::new(0),
+                queue_limit: AtomicU64::new(0),
             }),
             uncharged: PerGpu::default(),
             measured: PerGpu::default(),

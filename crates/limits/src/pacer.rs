@@ -1,6 +1,7 @@
 //! The account of GPU time that all processes of a container share, in the account file.
 
 use tessera_throttle::Nanos;
+use tessera_throttle::controller::Charge;
 use tessera_throttle::pacer::Pacer;
 
 use crate::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,7 @@ use crate::atomic::{AtomicU64, Ordering};
 #[repr(C)]
 #[derive(Debug)]
 pub struct SharedPacer {
-    /// Moment up to which busy time has been charged.
+    /// Moment up to which time has been charged: busy time of any process moves it ahead, up to the present.
     charged: AtomicU64,
     account: AtomicU64,
     /// Nanoseconds of busy time so far, for the arbiter.
@@ -20,16 +21,20 @@ pub struct SharedPacer {
 }
 
 impl SharedPacer {
-    /// Charges a time in which the GPU was busy for one of the processes. Time that another process has
-    /// charged already is left out. Processes charge every millisecond or so, so that is about the time
-    /// in which both were busy.
-    pub fn charge(&self, from: Nanos, to: Nanos, percent: u32) {
-        let from = from.max(Nanos(self.charged.fetch_max(to.0, Ordering::SeqCst)));
-        if from < to {
-            self.busy.fetch_add((to - from).0, Ordering::Release);
+    /// Charges the time for which the GPU was busy for one of the processes. All processes together are charged
+    /// for no more time than has passed: what is beyond it, both did at the same time.
+    pub fn charge(&self, charge: Charge) {
+        let Charge { from, to, busy, percent } = charge;
+        let after = |charged: Nanos| charged.max((charged.max(from) + busy).min(to));
+        let update = |charged| Some(after(Nanos(charged)).0);
+        let before = self.charged.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
+        let before = Nanos(before.unwrap_or_else(|charged| charged));
+        let busy = after(before) - before.max(from);
+        if busy > Nanos::ZERO {
+            self.busy.fetch_add(busy.0, Ordering::Release);
             let charged = |account| {
                 let mut pacer = Pacer::at(Nanos(account));
-                pacer.charge(from, to, percent);
+                pacer.charge(to - busy, to, percent);
                 Some(pacer.opens_at().0)
             };
             let _ = self.account.fetch_update(Ordering::SeqCst, Ordering::SeqCst, charged);
@@ -63,18 +68,25 @@ mod tests {
 
     const MS: Nanos = Nanos::from_millis(1);
 
+    /// Returns a charge at a share of a half for a time in which the GPU was always busy.
+    fn busy(from: Nanos, to: Nanos) -> Charge {
+        Charge { from, to, busy: to - from, percent: 50 }
+    }
+
     /// Two processes are busy in turn or together, and each charges what it saw since its last round.
     #[test]
     fn concurrent_work_of_several_processes_counts_once() {
-        let (together, in_turn) = (SharedPacer::new(), SharedPacer::new());
+        let [together, in_turn, in_part] = std::array::from_fn(|_| SharedPacer::new());
         for step in 1_000..2_000 {
             let (from, to) = (MS * step, MS * (step + 1));
-            together.charge(from, to, 50);
-            together.charge(from - MS / 3, to - MS / 3, 50);
-            in_turn.charge(from, to - MS / 2, 50);
-            in_turn.charge(from + MS / 2, to, 50);
+            together.charge(busy(from, to));
+            together.charge(busy(from - MS / 3, to - MS / 3));
+            in_turn.charge(busy(from, to - MS / 2));
+            in_turn.charge(busy(from + MS / 2, to));
+            in_part.charge(Charge { busy: MS / 8, ..busy(from, to) });
+            in_part.charge(Charge { busy: MS / 8 * 7, ..busy(from, to) });
         }
-        for shared in [together, in_turn] {
+        for shared in [together, in_turn, in_part] {
             let ahead = (shared.read().opens_at() - MS * 2_000).0 / MS.0;
             assert!(
                 (979..=1_001).contains(&ahead),
@@ -92,7 +104,7 @@ mod tests {
             account: AtomicU64::new(u64::MAX),
             busy: AtomicU64::new(u64::MAX),
         };
-        shared.charge(Nanos(1), Nanos(2), 50);
+        shared.charge(busy(Nanos(1), Nanos(2)));
         assert_eq!(shared.read().opens_at(), Nanos::MAX);
         shared.reset(Nanos(5));
         assert_eq!(shared.read().opens_at(), Nanos(5));

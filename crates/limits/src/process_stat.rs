@@ -2,11 +2,13 @@
 
 use crate::memory_account::ProcessIdentity;
 
-/// The fields of `/proc/PID/stat` that show whether a process has ended.
+/// The fields of `/proc/PID/stat` that show whether a process runs, is stopped or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     /// True if the first thread of the process has ended.
     pub is_zombie: bool,
+    /// True if a signal or a debugger has stopped the process.
+    pub is_stopped: bool,
     /// Number of threads that have not ended, and the first one.
     pub threads: u32,
     /// Start time in clock ticks since boot.
@@ -21,10 +23,11 @@ impl ProcessStat {
         let name_end = stat.iter().rposition(|&byte| byte == b')')?;
         let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
         let mut fields = rest.split_ascii_whitespace();
-        let is_zombie = matches!(fields.next()?, "Z" | "X" | "x");
+        let state = fields.next()?;
+        let (is_zombie, is_stopped) = (matches!(state, "Z" | "X" | "x"), matches!(state, "T" | "t"));
         let threads = fields.nth(16)?.parse().ok()?;
         let started_ticks = fields.nth(1)?.parse().ok()?;
-        Some(Self { is_zombie, threads, started_ticks })
+        Some(Self { is_zombie, is_stopped, threads, started_ticks })
     }
 
     /// Returns whether this is the process `expected` and it has not ended.

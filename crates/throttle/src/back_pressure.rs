@@ -3,9 +3,24 @@
 
 use crate::nanos::Nanos;
 
-/// Work, in real time, that a process may have queued at a GPU. A launch beyond it waits. The next
-/// tenant of the GPU waits for at most about this long until queued work has ended.
+/// Work, in real time, that a process may have queued at a GPU while other tenants wait for short times. A
+/// launch beyond it waits. The next tenant of the GPU waits for at most about this long until queued work has
+/// ended.
 pub const QUEUE_LIMIT: Nanos = Nanos::from_micros(2_500);
+
+/// Work, in real time, that a process may have queued while no other tenant suffers from it: the program may do
+/// other things for so long without leaving the GPU idle.
+pub const DEEP_QUEUE_LIMIT: Nanos = Nanos::from_millis(20);
+
+/// What all streams of a process may have queued at a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimit {
+    /// Estimated work. It is more than `time` where streams run concurrently, or where estimates are too high:
+    /// then the work ends in less time.
+    pub work: Nanos,
+    /// Real time in which that work ends.
+    pub time: Nanos,
+}
 
 /// Longest time that a launch waits for room in the queue. After that it proceeds, because the queued
 /// work may depend on work that is not launched yet.
@@ -13,13 +28,12 @@ pub const MAX_HOLD: Nanos = Nanos::from_millis(250);
 
 /// Returns how long a stream sleeps before there can be room in its queue.
 ///
-/// `remaining` is the estimated work that must still be queued at that moment. `share` of such work
-/// takes [`QUEUE_LIMIT`] of real time. Estimates may be wrong, so only a quarter of much work is slept
-/// through at once.
+/// `remaining` is the work that must still be queued at that moment, and `limit` what all streams may have queued,
+/// both in real time. Estimates may be wrong, so only a quarter of much work is slept through at once.
 #[must_use]
-pub fn until_room(remaining: Nanos, share: Nanos) -> Nanos {
-    let remaining = remaining.scaled(QUEUE_LIMIT, share);
-    (remaining / 6 * 5).clamp(QUEUE_LIMIT / 10, (remaining / 4).max(QUEUE_LIMIT / 2)).min(MAX_HOLD)
+pub fn until_room(remaining: Nanos, limit: Nanos) -> Nanos {
+    let limit = limit.min(QUEUE_LIMIT);
+    (remaining / 6 * 5).clamp(limit / 10, (remaining / 4).max(limit / 2)).min(MAX_HOLD)
 }
 
 #[cfg(test)]
@@ -33,9 +47,9 @@ mod tests {
         let micros = Nanos::from_micros;
         assert_eq!(until_room(micros(1_200), QUEUE_LIMIT), micros(1_000));
         assert_eq!(
-            until_room(micros(600), QUEUE_LIMIT / 2),
+            until_room(micros(1_200), DEEP_QUEUE_LIMIT),
             micros(1_000),
-            "one of two streams has the GPU for half the time"
+            "room is noticed as soon where more may be queued"
         );
         assert_eq!(until_room(micros(2_400), QUEUE_LIMIT), QUEUE_LIMIT / 2);
         assert_eq!(until_room(micros(40_000), QUEUE_LIMIT), micros(10_000));
@@ -44,8 +58,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sleep_is_longer_than_the_longest_hold(remaining: u64, share: u64) {
-            let sleep = until_room(Nanos(remaining), Nanos(share));
+        fn no_sleep_is_longer_than_the_longest_hold(remaining: u64, limit in QUEUE_LIMIT.0..=DEEP_QUEUE_LIMIT.0) {
+            let sleep = until_room(Nanos(remaining), Nanos(limit));
             prop_assert!((QUEUE_LIMIT / 10..=MAX_HOLD).contains(&sleep));
         }
     }

@@ -5,7 +5,8 @@
 //! busy, then [`GpuController::follow_window`] under an arbiter, or [`GpuController::follow_account`]
 //! without one. Each takes the time as an argument and returns what the caller has to do.
 
-use crate::back_pressure::{MAX_HOLD, QUEUE_LIMIT};
+use crate::back_pressure::{DEEP_QUEUE_LIMIT, MAX_HOLD, QUEUE_LIMIT, QueueLimit};
+use crate::busy_time::BusyTime;
 use crate::captures::Captures;
 use crate::costs::CostTable;
 use crate::driver::Driver;
@@ -14,7 +15,7 @@ use crate::gate::LaunchGate;
 use crate::nanos::Nanos;
 use crate::pacer::Pacer;
 
-/// Interval between two polls of the driver while many launches arrive.
+/// Interval between two polls of the driver while many launches arrive. A full queue has not all ended by then.
 const STEADY_POLL_INTERVAL: Nanos = QUEUE_LIMIT.times(2).over(3);
 
 /// Shortest interval between two polls of the driver while launches arrive, and longest one while the end
@@ -34,18 +35,17 @@ const MAX_DRAIN: Nanos = MAX_HOLD.times(4);
 /// Shortest sleep until the account lets the gate open.
 const MIN_CLOSED_SLEEP: Nanos = Nanos::from_micros(1);
 
-/// A pause shorter than this counts as work: the GPU waits for the program, and no other tenant can use
-/// such a pause.
+/// A process keeps its window in a pause shorter than this: no other tenant could use it.
 const SHORT_PAUSE: Nanos = Nanos::from_millis(1);
 
-/// A pause shorter than this counts as work even if the program is expected to pause for long.
+/// A process keeps its window in a pause shorter than this even if the program is expected to pause for long.
 const BRIEF_PAUSE: Nanos = Nanos::from_micros(100);
 
 /// Busy time over which the pace of work is measured.
 const PACE_SAMPLE: Nanos = Nanos::from_millis(10);
 
-/// Upper bound of the queue limit in estimated work, however wrong the estimates are.
-const MAX_QUEUE_LIMIT: Nanos = QUEUE_LIMIT.times(64);
+/// Upper bound of the estimated work that ends in [`PACE_SAMPLE`], however wrong the estimates are.
+const MAX_PACE: Nanos = PACE_SAMPLE.times(64);
 
 /// Launches between two polls up to which the flow counts as sparse.
 const MAX_SPARSE_LAUNCHES: u64 = 4;
@@ -60,9 +60,10 @@ pub struct GpuController {
     charged_until: Option<Nanos>,
     /// Estimated time that the work queued at that moment takes.
     remaining: Nanos,
+    busy_time: BusyTime,
     /// Moment at which the last work had ended.
     idle_since: Nanos,
-    /// Begin of the current pause, unless other tenants can use it: then it does not count as work.
+    /// Begin of the current pause, unless other tenants can use it.
     paused_since: Option<Nanos>,
     /// True if the last pause was long: then the next one is expected to be long, too, and other tenants can
     /// use it from its beginning.
@@ -75,7 +76,11 @@ pub struct GpuController {
     has_runaway_account: bool,
     /// Launches seen by the last poll: a stream with new launches needs no fence yet.
     launches: u64,
-    pace: PaceSample,
+    /// Estimated work that ends in [`PACE_SAMPLE`] of busy time. 0 before the first measurement.
+    pace: Nanos,
+    pace_sample: PaceSample,
+    /// Real time in which the queued work may end.
+    queue_limit: Nanos,
     flow: Flow,
     /// The last report to the arbiter.
     reported: WindowDemand,
@@ -105,6 +110,9 @@ pub struct ArbiterWindow {
     pub number: u32,
     /// The moment at which the window closes or has closed.
     pub deadline: Nanos,
+    /// Work, in real time, that the process may have queued. 0 stands for [`QUEUE_LIMIT`]: an arbiter of an earlier
+    /// version does not write it.
+    pub queue_limit: Nanos,
 }
 
 /// What a process reports to the arbiter about one GPU.
@@ -119,10 +127,12 @@ pub struct WindowDemand {
 /// Busy time to charge to the account that the processes of a container share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Charge {
-    /// Begin of the busy time.
+    /// Begin of the stretch of time that is charged for.
     pub from: Nanos,
-    /// End of the busy time.
+    /// End of that stretch.
     pub to: Nanos,
+    /// Time in it for which the GPU was busy.
+    pub busy: Nanos,
     /// The share it is charged at.
     pub percent: u32,
 }
@@ -268,8 +278,15 @@ impl GpuController {
             queues.fence_all(driver, may_record);
         }
         self.launches = queues.launches;
-        let is_empty = queues.are_empty() && gate.mark_idle();
-        let is_at_work = reached.len() < queries.len() || gate.has_launches_in_flight();
+        // A program that is slower than the GPU leaves it idle between any two launches. It would have to announce
+        // each launch if such a moment counted.
+        let is_empty = self.flow == Flow::Stopped && queues.are_empty() && gate.mark_idle();
+        let is_in_call = gate.has_launches_in_flight() && self.flow == Flow::Stopped;
+        let is_always_busy = self.busy_time.was_always_busy(
+            queues.oldest_fence(),
+            queues.fence_number,
+            is_in_call || gate.is_open() && gate.has_blocked_launches(),
+        );
         drop(queues);
         drop(polling);
 
@@ -279,16 +296,16 @@ impl GpuController {
             None if is_empty && self.flow == Flow::Stopped => return None,
             None => self.begin_work(now, gate),
         };
-        // Nothing was launched and nothing is known to run, so the work may have ended long ago. If it has
-        // not, the next round charges the rest.
-        let may_have_ended = self.flow == Flow::Stopped && !is_at_work;
         // The monitor thread polls far more often than this, unless the process was stopped by a signal.
         // That time was not the process's own.
         let was_stopped = now - charged_until > MAX_HOLD;
-        let until = if may_have_ended || was_stopped { now.min(charged_until + self.remaining) } else { now };
-        self.remaining = if until < now { Nanos::ZERO } else { self.queue_time(gate) };
-        self.pacer.charge(charged_until, until, percent);
-        self.measure_pace(gate, ended, until - charged_until);
+        let until = if was_stopped { now.min(charged_until + self.remaining) } else { now };
+        let queued = self.queue_time(gate);
+        self.remaining = if until < now { Nanos::ZERO } else { queued };
+        let from = charged_until - self.busy_time.idle();
+        let busy = self.busy_time.measure(until - charged_until, ended, queued, is_always_busy);
+        self.pacer.charge(until - busy, until, percent);
+        self.measure_pace(gate, ended, busy);
         self.charged_until = Some(if was_stopped { now } else { until });
         if is_empty {
             (self.charged_until, self.idle_since, self.paused_since) = (None, until, Some(until));
@@ -296,15 +313,15 @@ impl GpuController {
         if ended > Nanos::ZERO || is_empty {
             self.progressed = now;
         }
-        Some(Charge { from: charged_until, to: until, percent })
+        Some(Charge { from, to: until, busy, percent })
     }
 
-    /// Returns the moment from which new work is charged. A short pause before it is charged with it. Work
-    /// whose launch has not said since when it runs is still on its way.
+    /// Returns the moment from which new work is charged. Work whose launch has not said since when it runs is
+    /// still on its way.
     fn begin_work<E>(&mut self, now: Nanos, gate: &LaunchGate<E>) -> Nanos {
         let began = gate.busy_since().map_or(now, |since| since.min(now));
         (self.progressed, self.flow) = (began, Flow::Sparse);
-        self.paused_since.filter(|&since| began - since < SHORT_PAUSE).unwrap_or(began)
+        began
     }
 
     /// Opens and closes the gate by the arbiter's window, which the caller has read before `now`.
@@ -314,7 +331,9 @@ impl GpuController {
         window: ArbiterWindow,
         gate: &LaunchGate<E>,
     ) -> RoundDecision {
-        let ArbiterWindow { change, number, deadline } = window;
+        let ArbiterWindow { change, number, deadline, queue_limit } = window;
+        // What is queued at the end of the window delays the next tenant.
+        self.set_queue_limit(gate, queue_limit.min(deadline - now));
         let mut is_open = deadline > now && self.returned_window != Some(change);
         // The gate is closed before demand is read; see `LaunchGate::try_enter`.
         let mut wake_blocked = gate.set_open(is_open);
@@ -371,6 +390,7 @@ impl GpuController {
     /// processes of the container.
     pub fn follow_account<E>(&mut self, now: Nanos, shared: Pacer, gate: &LaunchGate<E>) -> RoundDecision {
         let percent = self.rule.unwrap_or(UNLIMITED).percent;
+        self.set_queue_limit(gate, DEEP_QUEUE_LIMIT);
         // The next arbiter must not wait for work that has ended by then.
         let report = self.report(WindowDemand { wants: false, ..self.reported });
         let was_open = gate.is_open();
@@ -420,7 +440,7 @@ impl GpuController {
     fn until_news<E>(&self, now: Nanos, gate: &LaunchGate<E>) -> Nanos {
         if gate.has_blocked_launches() {
             // A blocked launch waits for room in the queue, and polls for that by itself.
-            return self.queue_time(gate).clamp(POLL_INTERVAL, QUEUE_LIMIT);
+            return self.queue_time(gate).clamp(POLL_INTERVAL, STEADY_POLL_INTERVAL);
         }
         match self.flow {
             // All work may end at any time, and other tenants wait for that.
@@ -446,20 +466,27 @@ impl GpuController {
 
     /// Returns how long the queued work takes, by its estimate and by the pace at which work ends.
     fn queue_time<E>(&self, gate: &LaunchGate<E>) -> Nanos {
-        gate.queued().min(MAX_QUEUE_LIMIT).scaled(QUEUE_LIMIT, gate.queue_limit().max(QUEUE_LIMIT))
+        gate.queued().min(MAX_PACE).scaled(PACE_SAMPLE, self.pace.max(PACE_SAMPLE))
     }
 
-    /// Learns how much estimated work ends in a stretch of busy time, and sets the queue limit so that the
-    /// queue takes [`QUEUE_LIMIT`] of real time.
+    /// Learns how much estimated work ends in a stretch of busy time.
     fn measure_pace<E>(&mut self, gate: &LaunchGate<E>, ended: Nanos, busy: Nanos) {
-        let pace = &mut self.pace;
-        pace.ended += ended;
-        pace.busy += busy;
-        if pace.busy >= PACE_SAMPLE {
-            let limit = pace.ended.scaled(QUEUE_LIMIT, pace.busy).clamp(QUEUE_LIMIT, MAX_QUEUE_LIMIT);
-            gate.set_queue_limit(gate.queue_limit().midpoint(limit));
-            self.pace = PaceSample::default();
+        let sample = &mut self.pace_sample;
+        sample.ended += ended;
+        sample.busy += busy;
+        if sample.busy >= PACE_SAMPLE {
+            let pace = sample.ended.scaled(PACE_SAMPLE, sample.busy).clamp(PACE_SAMPLE, MAX_PACE);
+            self.pace = self.pace.max(PACE_SAMPLE).midpoint(pace);
+            self.pace_sample = PaceSample::default();
+            self.set_queue_limit(gate, self.queue_limit);
         }
+    }
+
+    /// Bounds the queue, so that it takes about `time` of real time, but at least [`QUEUE_LIMIT`].
+    fn set_queue_limit<E>(&mut self, gate: &LaunchGate<E>, time: Nanos) {
+        let time = time.clamp(QUEUE_LIMIT, DEEP_QUEUE_LIMIT);
+        self.queue_limit = time;
+        gate.set_queue_limit(QueueLimit { work: time.scaled(self.pace.max(PACE_SAMPLE), PACE_SAMPLE), time });
     }
 }
 

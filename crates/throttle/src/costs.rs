@@ -22,7 +22,7 @@ const SHORT_LAUNCHES_PER_MEASUREMENT: u32 = 2_048;
 const SHORT_WORK: Nanos = Nanos::from_micros(20);
 
 /// Cost assumed for work that was never measured.
-const UNMEASURED_COST: Nanos = Nanos::from_micros(500);
+pub(crate) const UNMEASURED_COST: Nanos = Nanos::from_micros(500);
 
 /// Measured costs of all kinds of work of a process.
 #[derive(Debug)]
@@ -79,15 +79,18 @@ impl CostTable {
         entry.expect(is_new)
     }
 
-    /// Averages a measured launch into the cost of its kind.
-    pub fn learn(&self, key: u64, milliseconds: f32) {
+    /// Averages a measured launch into the cost of its kind. A cost of more than twice as much was no cost of the
+    /// work alone: the GPU waited for something, and the cost is forgotten. Returns what was measured.
+    pub fn learn(&self, key: u64, milliseconds: f32) -> Nanos {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "kept within a minute")]
         let measured = Nanos((milliseconds.clamp(0.001, 60_000.0) * 1e6) as u64);
         let entry = self.entry(key);
         if entry.is(key) {
             let known = entry.cost.load(Ordering::Relaxed);
-            entry.set_cost(if known == UNMEASURED_COST { measured } else { known.midpoint(measured) });
+            let is_outdated = known == UNMEASURED_COST || known > measured * 2;
+            entry.set_cost(if is_outdated { measured } else { known.midpoint(measured) });
         }
+        measured
     }
 
     /// Removes a kind of work: the next launch with this key is other work.
@@ -138,7 +141,9 @@ impl CostEntry {
         self.launches.store(launches.wrapping_add(1), Ordering::Relaxed);
         Expected {
             cost: self.cost.load(Ordering::Relaxed),
-            must_measure: launches & self.measurement_mask.load(Ordering::Relaxed) == 0,
+            // The first launches of a kind are measured more often: the driver may load code at the first one.
+            must_measure: launches & self.measurement_mask.load(Ordering::Relaxed) == 0
+                || launches & launches.wrapping_sub(1) == 0,
             is_new,
         }
     }
@@ -158,12 +163,15 @@ mod tests {
         let costs = CostTable::default();
         let unmeasured = Expected { cost: UNMEASURED_COST, must_measure: true, is_new: true };
         assert_eq!(costs.expect(key(1)), unmeasured);
-        assert_eq!(costs.expect(key(1)), Expected { must_measure: false, is_new: false, ..unmeasured });
-        costs.learn(key(1), 0.3);
+        let next: Vec<bool> = (0..8).map(|_| costs.expect(key(1)).must_measure).collect();
+        assert_eq!(next, [true, true, false, true, false, false, false, true], "the first ones more often");
+        let _ = costs.learn(key(1), 0.3);
         assert_eq!(costs.expect(key(1)).cost, Nanos::from_micros(300));
         let measured = |launches: u32| (0..launches).filter(|_| costs.expect(key(1)).must_measure).count();
-        assert_eq!(measured(10 * LAUNCHES_PER_MEASUREMENT), 10);
-        (0..16).for_each(|_| costs.learn(key(1), 0.005));
+        assert_eq!(measured(1 << 16), (1 << 16) / LAUNCHES_PER_MEASUREMENT as usize + 4);
+        (0..16).for_each(|_| {
+            let _ = costs.learn(key(1), 0.005);
+        });
         assert_eq!(measured(10 * SHORT_LAUNCHES_PER_MEASUREMENT), 10, "short work is measured less often");
     }
 
@@ -172,7 +180,7 @@ mod tests {
         let costs = CostTable::default();
         for (number, milliseconds) in [(1, 1.0), (2, 2.0)] {
             assert!(costs.expect(key(number)).is_new);
-            costs.learn(key(number), milliseconds);
+            let _ = costs.learn(key(number), milliseconds);
         }
         for _ in 0..10 {
             assert_eq!(
@@ -188,7 +196,7 @@ mod tests {
     fn forgotten_work_is_measured_anew() {
         let costs = CostTable::default();
         let _ = costs.expect(key(1));
-        costs.learn(key(1), 0.001);
+        let _ = costs.learn(key(1), 0.001);
         costs.forget(key(1));
         assert_eq!(
             costs.expect(key(1)),
@@ -203,7 +211,7 @@ mod tests {
         let costs = CostTable::default();
         for (measured, kept) in [(0.0, 0.001), (1e9, 60_000.0)] {
             let _ = costs.expect(key(1));
-            costs.learn(key(1), measured);
+            let _ = costs.learn(key(1), measured);
             let cost = costs.expect(key(1)).cost.0 as f64 / 1e6;
             assert!((cost / kept - 1.0).abs() < 1e-6, "{cost} ms for {measured} ms");
             costs.forget(key(1));

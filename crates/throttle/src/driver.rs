@@ -1,5 +1,7 @@
 //! The edge to the GPU driver: the few calls that the limiter needs.
 
+use crate::nanos::Nanos;
+
 /// The calls to the GPU driver. The library implements them by CUDA, the tests by a simulated GPU on
 /// virtual time.
 pub trait Driver {
@@ -8,6 +10,9 @@ pub trait Driver {
 
     /// The mode in which a thread's calls relate to stream captures.
     type CaptureMode;
+
+    /// Returns the time on the host's clock.
+    fn host_time(&self) -> Nanos;
 
     /// Returns the current context of the calling thread.
     fn current_context(&self) -> ContextId;

@@ -27,10 +27,29 @@ pub struct Fence<E> {
     pub number: u64,
     /// The event behind the work.
     pub end: FenceEvent<E>,
-    /// For a fence around one measured launch: the event before the launch, and the launch's key.
-    pub measures: Option<(FenceEvent<E>, u64)>,
+    /// For a fence around one measured launch: what is known of the launch.
+    pub measures: Option<MeasuredLaunch<E>>,
     /// Estimated work between the previous fence and this one.
     pub work: Nanos,
+    /// Launches among that work whose cost is not known.
+    pub unmeasured: u32,
+}
+
+/// A launch whose time on the GPU is measured, between two events. The fence follows the second event at once, so the
+/// time between those two is what an event itself takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeasuredLaunch<E> {
+    /// The event before the launch.
+    pub begin: FenceEvent<E>,
+    /// The event behind the launch.
+    pub end: FenceEvent<E>,
+    /// The key of the launch, or `None` if it is used for other work by now.
+    pub key: Option<u64>,
+    /// Its estimated cost.
+    pub cost: Nanos,
+    /// Time for which the GPU had reached the first event and waited for the launch: the driver needed it for the
+    /// launch. It is no time of the work.
+    pub lead: Nanos,
 }
 
 /// A fence that the monitor thread polls without holding the lock of the stream queues.
@@ -53,20 +72,16 @@ pub struct ReachedFence {
     pub queue: usize,
     /// The fence's number.
     pub number: u64,
-    /// What the fence measured.
-    pub measured: Option<Measurement>,
-}
-
-/// The duration of one launch.
-#[derive(Clone, Copy, Debug)]
-pub struct Measurement {
-    /// The key of the launch.
-    pub key: u64,
-    /// Its time on the GPU.
-    pub milliseconds: f32,
+    /// Time on the GPU of the launch that the fence measured.
+    pub milliseconds: Option<f32>,
 }
 
 impl<E: Copy> FenceEvent<E> {
+    /// Returns true if the GPU has reached the event.
+    pub(crate) fn is_reached<D: Driver<DriverEvent = E>>(self, driver: &D) -> bool {
+        driver.is_reached(self.handle)
+    }
+
     /// Records the event in a stream.
     pub(crate) fn record<D: Driver<DriverEvent = E>>(self, driver: &D, stream: StreamId) -> bool {
         driver.record(self.handle, stream)
@@ -123,16 +138,18 @@ impl<E: Copy> EventPool<E> {
 impl<E: Copy> Fence<E> {
     /// Returns the events that the fence is made of.
     pub(crate) fn events(&self) -> impl Iterator<Item = FenceEvent<E>> + use<E> {
-        self.measures.map(|(begin, _)| begin).into_iter().chain([self.end])
+        let measures = self.measures.into_iter().flat_map(|launch| [launch.begin, launch.end]);
+        measures.chain([self.end])
     }
 
-    /// Polls the fence: returns `None` until it is reached, then what it measured. The calling thread is
-    /// in the fence's context, and relaxed.
-    pub(crate) fn poll<D: Driver<DriverEvent = E>>(&self, driver: &D) -> Option<Option<Measurement>> {
+    /// Polls the fence: returns `None` until it is reached, then the time of the launch that it measured. The calling
+    /// thread is in the fence's context, and relaxed.
+    pub(crate) fn poll<D: Driver<DriverEvent = E>>(&self, driver: &D) -> Option<Option<f32>> {
         driver.is_reached(self.end.handle).then(|| {
-            let (begin, key) = self.measures?;
-            let milliseconds = driver.elapsed_ms(begin.handle, self.end.handle)?;
-            Some(Measurement { key, milliseconds })
+            let MeasuredLaunch { begin, end, lead, .. } = self.measures?;
+            let all = driver.elapsed_ms(begin.handle, end.handle)?;
+            let event = driver.elapsed_ms(end.handle, self.end.handle)?;
+            Some(all - event - lead.0 as f32 / 1e6)
         })
     }
 }
@@ -152,7 +169,7 @@ pub(crate) fn poll_all<D: Driver>(driver: &D, queries: &[FenceQuery<D::DriverEve
         let before = reached.len();
         reached.extend(of_queue.iter().map_while(|query| {
             let number = query.fence.number;
-            query.fence.poll(driver).map(|measured| ReachedFence { queue, number, measured })
+            query.fence.poll(driver).map(|milliseconds| ReachedFence { queue, number, milliseconds })
         }));
         busy_orphans += usize::from(is_orphan && reached.len() - before < of_queue.len());
     }

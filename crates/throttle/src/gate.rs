@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::back_pressure::{MAX_HOLD, QUEUE_LIMIT};
+use crate::back_pressure::{MAX_HOLD, QUEUE_LIMIT, QueueLimit};
 use crate::costs::CostTable;
 use crate::driver::{ContextId, Driver, StreamId};
 use crate::nanos::{AtomicNanos, Nanos};
@@ -40,8 +40,7 @@ pub struct LaunchGate<E> {
     is_limited: AtomicBool,
     /// Estimated queued work that has not ended. Written under the lock of the queues.
     queued: AtomicNanos,
-    /// Estimated work that all streams may have queued. It is more than [`QUEUE_LIMIT`] where streams run
-    /// concurrently, or where estimates are too high: then the work ends in less time.
+    /// [`QueueLimit::work`].
     queue_limit: AtomicNanos,
     queues: Mutex<StreamQueues<E>>,
     /// Percentage of the GPU's time, for a process without an arbiter.
@@ -50,6 +49,8 @@ pub struct LaunchGate<E> {
     busy_since: AtomicNanos,
     /// Threads that are blocked here.
     blocked: AtomicU32,
+    /// [`QueueLimit::time`].
+    queue_time: AtomicNanos,
     /// Held while the monitor thread polls events of the queues, and to remove queues. Locked before the
     /// queues.
     polling: Mutex<()>,
@@ -116,6 +117,7 @@ impl<E> Default for LaunchGate<E> {
             percent: AtomicU32::new(100),
             busy_since: AtomicNanos::new(Nanos::ZERO),
             blocked: AtomicU32::new(0),
+            queue_time: AtomicNanos::new(QUEUE_LIMIT),
             polling: Mutex::default(),
         }
     }
@@ -185,14 +187,16 @@ impl<E> LaunchGate<E> {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Returns the estimated work that all streams may have queued.
+    /// Returns what all streams may have queued.
     #[inline]
-    pub fn queue_limit(&self) -> Nanos {
-        self.queue_limit.load(Ordering::Relaxed)
+    pub fn queue_limit(&self) -> QueueLimit {
+        let (work, time) = (&self.queue_limit, &self.queue_time);
+        QueueLimit { work: work.load(Ordering::Relaxed), time: time.load(Ordering::Relaxed) }
     }
 
-    pub(crate) fn set_queue_limit(&self, limit: Nanos) {
-        self.queue_limit.store(limit, Ordering::Relaxed);
+    pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
+        self.queue_limit.store(limit.work, Ordering::Relaxed);
+        self.queue_time.store(limit.time, Ordering::Relaxed);
     }
 
     /// Returns the moment since when work runs or is queued, or `None` if no launch has said so yet.
@@ -293,7 +297,7 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
     ) -> Option<Nanos> {
         let (mut queues, limit) = (self.lock_queues(), self.queue_limit());
         let full = queues.until_room(driver, id, limit, costs);
-        full.or_else(|| (queues.queued >= limit * TOTAL_QUEUE_FACTOR).then_some(TOTAL_QUEUE_SLEEP))
+        full.or_else(|| (queues.queued >= limit.work * TOTAL_QUEUE_FACTOR).then_some(TOTAL_QUEUE_SLEEP))
     }
 
     /// Starts a launch that has entered the gate. `key` names equal work: what it cost once it will cost
@@ -327,6 +331,11 @@ impl<E: Copy + PartialEq> LaunchGate<E> {
         let polling = self.lock_polling();
         self.lock_queues().forget_context(context);
         drop(polling);
+    }
+
+    /// Forgets what is being measured of a kind of work, because its key will be used for other work.
+    pub fn forget_work(&self, key: u64) {
+        self.lock_queues().forget_work(key);
     }
 
     /// Forgets a stream that is about to be destroyed.

@@ -9,13 +9,15 @@
 //! - [`driver`]: the calls to the GPU driver, as a trait.
 //! - [`gate`]: the launch gate of one GPU. A closed gate, or a full queue, holds launches back.
 //! - [`stream_queues`], [`fences`]: the work that each stream has queued, tracked by driver events.
-//! - [`costs`]: how long each kind of work takes. [`back_pressure`]: how much may be queued.
+//! - [`costs`]: how long each kind of work takes. [`back_pressure`]: how much may be queued. `busy_time`: how long
+//!   the GPU was busy.
 //! - [`controller`]: the decisions of the monitor thread. [`pacer`]: the share of a container alone.
 //! - [`captures`]: stream captures, which the limiter must not disturb.
 //!
 //! There is no clock, no thread, no sleep and no input or output in this crate.
 
 pub mod back_pressure;
+mod busy_time;
 pub mod captures;
 pub mod controller;
 pub mod costs;

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use crate::back_pressure::{QUEUE_LIMIT, until_room};
-use crate::costs::CostTable;
+use crate::back_pressure::{QUEUE_LIMIT, QueueLimit, until_room};
+use crate::costs::{CostTable, UNMEASURED_COST};
 use crate::driver::{ContextId, Driver, StreamId, StreamName, relaxed, within};
 use crate::fences::{
-    EventPool, Fence, FenceEvent, FenceQuery, MAX_BUSY_ORPHANS_POLLED, Measurement, ReachedFence,
+    EventPool, Fence, FenceEvent, FenceQuery, MAX_BUSY_ORPHANS_POLLED, MeasuredLaunch, ReachedFence,
 };
 use crate::nanos::Nanos;
 
@@ -27,8 +27,18 @@ const MAX_QUEUES_WITH_IDLE: usize = 64;
 /// the GPU need not wait for the program between two long kernels.
 pub(crate) const MIN_FENCES_WHEN_FULL: u32 = 2;
 
-/// What a fence measures, if anything: the event before a launch, and the key of the launch.
-type Measures<E> = Option<(FenceEvent<E>, u64)>;
+/// Longest time that the driver needs for a launch. A call that takes longer waits until its work has ended, or
+/// loads code.
+const MAX_LEAD: Nanos = Nanos::from_micros(20);
+
+/// A measured launch in flight.
+#[derive(Debug)]
+struct Measuring<E> {
+    begin: FenceEvent<E>,
+    key: u64,
+    /// Moment at which the driver had the event before the launch.
+    since: Nanos,
+}
 
 /// The queues of all streams of one GPU. The fields that every launch uses come first.
 #[repr(C)]
@@ -46,8 +56,10 @@ pub struct StreamQueues<E> {
     pub(crate) working: u32,
     /// Fences that have not been reached.
     pub(crate) fences: u32,
+    /// Queued launches whose cost is not known.
+    unmeasured: u32,
     /// Number of the last fence.
-    fence_number: u64,
+    pub(crate) fence_number: u64,
     /// Estimated work that has ended since the monitor thread last asked.
     ended: Nanos,
     /// Index of the queue where the last round of polls began.
@@ -67,12 +79,14 @@ struct StreamQueue<E> {
     unfenced: Nanos,
     /// Launches since the last fence.
     launches: u32,
+    /// Those among them whose cost is not known.
+    unmeasured: u32,
     context: ContextId,
     /// An event behind the last launch, in a per-thread stream, where the monitor thread cannot put a
     /// fence later.
     trailing: Option<FenceEvent<E>>,
     /// The measurement of a launch in flight.
-    measuring: Measures<E>,
+    measuring: Option<Measuring<E>>,
     fences: VecDeque<Fence<E>>,
 }
 
@@ -86,6 +100,7 @@ impl<E> Default for StreamQueues<E> {
             queued: Nanos::ZERO,
             working: 0,
             fences: 0,
+            unmeasured: 0,
             fence_number: 0,
             ended: Nanos::ZERO,
             first_polled: 0,
@@ -112,7 +127,8 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
             // Another thread's launch is between its events.
             return false;
         }
-        queue.measuring = self.pool.record(driver, queue.context, id, true).map(|begin| (begin, key));
+        let begin = self.pool.record(driver, queue.context, id, true);
+        queue.measuring = begin.map(|begin| Measuring { begin, key, since: driver.host_time() });
         queue.measuring.is_some()
     }
 
@@ -124,14 +140,59 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     fn drop_measurement(&mut self, place: usize) {
         let queue = &mut self.queues[place];
-        if let Some((begin, _)) = queue.measuring.take() {
-            self.pool.put(queue.context, begin);
+        if let Some(measuring) = queue.measuring.take() {
+            self.pool.put(queue.context, measuring.begin);
         }
+    }
+
+    /// Puts a fence behind a measured launch that the driver has just got.
+    #[cold]
+    fn end_measured<D: Driver<DriverEvent = E>>(
+        &mut self,
+        driver: &D,
+        place: usize,
+        id: StreamId,
+        cost: Nanos,
+    ) {
+        let now = driver.host_time();
+        let context = self.queues[place].context;
+        let Some(Measuring { begin, key, since }) = self.queues[place].measuring.take() else { return };
+        let [end, fence] = [(); 2].map(|()| self.pool.record(driver, context, id, true));
+        // If the GPU has reached the first event, the stream was empty, and the GPU waited while the driver launched.
+        let mut lead = now - since;
+        relaxed(driver, || {
+            if lead > MAX_LEAD || !begin.is_reached(driver) {
+                lead = Nanos::ZERO;
+            }
+        });
+        match (end, fence) {
+            (Some(end), Some(fence)) => {
+                self.push_fence(
+                    place,
+                    fence,
+                    Some(MeasuredLaunch { begin, end, key: Some(key), cost, lead }),
+                );
+            }
+            (end, fence) => {
+                let events = [Some(begin), end, fence].into_iter().flatten();
+                events.for_each(|event| self.pool.put(context, event));
+            }
+        }
+    }
+
+    /// Returns how much may be queued, of at most `most`. Work of unknown cost may take long, so beside it the queue
+    /// is short.
+    fn limit(&self, most: QueueLimit) -> QueueLimit {
+        if self.unmeasured == 0 {
+            return most;
+        }
+        QueueLimit { work: most.work.scaled(QUEUE_LIMIT, most.time), time: QUEUE_LIMIT }
     }
 
     /// Returns false if every stream has room below its share of `limit`.
     #[inline]
-    pub(crate) fn may_be_full(&self, limit: Nanos) -> bool {
+    pub(crate) fn may_be_full(&self, limit: QueueLimit) -> bool {
+        let limit = self.limit(limit).work;
         // If all streams together have less than the share of one, each has room.
         self.fences >= MIN_FENCES_WHEN_FULL && self.queued * u64::from(self.working) >= limit
     }
@@ -153,15 +214,20 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         queue.queued += cost;
         queue.unfenced += cost;
         queue.launches += 1;
-        if is_measured || queue.needs_fence() {
-            self.put_fence(driver, place, id, is_measured);
+        let is_unmeasured = u32::from(cost == UNMEASURED_COST);
+        queue.unmeasured += is_unmeasured;
+        self.unmeasured += is_unmeasured;
+        if is_measured {
+            self.end_measured(driver, place, id, cost);
+        } else if queue.needs_fence() {
+            self.put_fence(driver, place, id);
         } else if id.is_per_thread() {
             self.put_trailing(driver, place, id);
         }
     }
 
     /// Returns how long a stream must wait before it may queue more, or `None` if it is below its share
-    /// of `limit`, the estimated work that all streams may have queued.
+    /// of `limit`.
     ///
     /// A queue that seems full is polled first: the monitor thread polls only now and then, and no launch
     /// should wait for that.
@@ -169,9 +235,10 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         &mut self,
         driver: &D,
         id: StreamId,
-        limit: Nanos,
+        limit: QueueLimit,
         costs: &CostTable,
     ) -> Option<Nanos> {
+        let QueueLimit { work: limit, time } = self.limit(limit);
         let share = (limit / u64::from(self.working.max(1))).max(Nanos(1));
         let Some(place) = self.queues.iter().position(|queue| queue.stream == Some(id)) else {
             // A new stream takes the place of destroyed ones that are still at work.
@@ -182,7 +249,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
             if is_full(&self.queues) {
                 self.poll_orphans(driver, costs);
             }
-            return is_full(&self.queues).then_some(QUEUE_LIMIT / 4);
+            return is_full(&self.queues).then_some(time / 4);
         };
         let is_full = |queue: &StreamQueue<E>| {
             queue.queued >= share && queue.fences.len() >= MIN_FENCES_WHEN_FULL as usize
@@ -196,7 +263,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         is_full(queue).then(|| {
             // The first fence may be reached at any moment. The rest must not have ended by then.
             let first = queue.fences.front().map_or(Nanos::ZERO, |fence| fence.work);
-            until_room(queue.queued - first, share)
+            until_room((queue.queued - first).scaled(time, share), time)
         })
     }
 
@@ -221,7 +288,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
             // was measured by them means nothing.
             let front = self.queues.get(fence.queue).and_then(|queue| queue.fences.front());
             if front.is_some_and(|front| front.number == fence.number) {
-                self.pop_fence(fence.queue, fence.measured, costs);
+                self.pop_fence(fence.queue, fence.milliseconds, costs);
             }
         }
         let too_many = self.queues.len() > MAX_QUEUES_WITH_IDLE;
@@ -239,10 +306,15 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
                 self.push_fence(place, trailing, None);
             } else if may_record {
                 driver.set_context(queue.context);
-                self.put_fence(driver, place, id, false);
+                self.put_fence(driver, place, id);
             }
             self.drop_unfenced(place);
         }
+    }
+
+    /// Returns the number of the oldest fence that has not been reached.
+    pub(crate) fn oldest_fence(&self) -> Option<u64> {
+        self.queues.iter().filter_map(|queue| queue.fences.front()).map(|fence| fence.number).min()
     }
 
     /// Returns true if all work has ended, as far as fences show.
@@ -263,7 +335,7 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
             });
         let Some((place, id)) = found else { return };
         if self.queues[place].launches > 0 && !driver.is_capturing(StreamName { handle, per_thread: false }) {
-            within(driver, self.queues[place].context, || self.put_fence(driver, place, id, false));
+            within(driver, self.queues[place].context, || self.put_fence(driver, place, id));
         }
         self.queues[place].stream = None;
         self.drop_unfenced(place);
@@ -293,8 +365,9 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
 
     /// Takes out the reached fences of a queue in the calling thread's context. The thread is relaxed.
     fn poll<D: Driver<DriverEvent = E>>(&mut self, driver: &D, place: usize, costs: &CostTable) {
-        while let Some(measured) = self.queues[place].fences.front().and_then(|fence| fence.poll(driver)) {
-            self.pop_fence(place, measured, costs);
+        while let Some(milliseconds) = self.queues[place].fences.front().and_then(|fence| fence.poll(driver))
+        {
+            self.pop_fence(place, milliseconds, costs);
         }
     }
 
@@ -303,7 +376,8 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     fn drop_unfenced(&mut self, place: usize) {
         let queue = &mut self.queues[place];
         if queue.launches > 0 {
-            (queue.unfenced, queue.launches) = (Nanos::ZERO, 0);
+            self.ended += queue.unfenced;
+            (queue.unfenced, queue.launches, queue.unmeasured) = (Nanos::ZERO, 0, 0);
             queue.queued = queue.fences.iter().map(|fence| fence.work).sum();
             self.recount();
         }
@@ -322,25 +396,15 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         self.working = u32::try_from(working).unwrap_or(u32::MAX);
         let fences: usize = self.queues.iter().map(|queue| queue.fences.len()).sum();
         self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
+        let fenced = |queue: &StreamQueue<E>| queue.fences.iter().map(|fence| fence.unmeasured).sum::<u32>();
+        self.unmeasured = self.queues.iter().map(|queue| queue.unmeasured + fenced(queue)).sum();
     }
 
     /// Records a fence in a stream.
     #[cold]
-    fn put_fence<D: Driver<DriverEvent = E>>(
-        &mut self,
-        driver: &D,
-        place: usize,
-        id: StreamId,
-        is_measured: bool,
-    ) {
-        let queue = &mut self.queues[place];
-        match self.pool.record(driver, queue.context, id, is_measured) {
-            Some(end) => {
-                let measures = if is_measured { queue.measuring.take() } else { None };
-                self.push_fence(place, end, measures);
-            }
-            None if is_measured => self.drop_measurement(place),
-            None => {}
+    fn put_fence<D: Driver<DriverEvent = E>>(&mut self, driver: &D, place: usize, id: StreamId) {
+        if let Some(end) = self.pool.record(driver, self.queues[place].context, id, false) {
+            self.push_fence(place, end, None);
         }
     }
 
@@ -355,19 +419,20 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     }
 
     /// Makes an event behind all launches of a queue its last fence.
-    fn push_fence(&mut self, place: usize, end: FenceEvent<E>, measures: Measures<E>) {
+    fn push_fence(&mut self, place: usize, end: FenceEvent<E>, measures: Option<MeasuredLaunch<E>>) {
         let queue = &mut self.queues[place];
         if let Some(trailing) = queue.trailing.take().filter(|trailing| *trailing != end) {
             self.pool.put(queue.context, trailing);
         }
         self.fence_number += 1;
-        queue.fences.push_back(Fence { number: self.fence_number, end, measures, work: queue.unfenced });
-        (queue.unfenced, queue.launches) = (Nanos::ZERO, 0);
+        let (work, unmeasured) = (queue.unfenced, queue.unmeasured);
+        queue.fences.push_back(Fence { number: self.fence_number, end, measures, work, unmeasured });
+        (queue.unfenced, queue.launches, queue.unmeasured) = (Nanos::ZERO, 0, 0);
         self.fences += 1;
     }
 
     /// Takes the first fence of a queue out, because it was reached.
-    fn pop_fence(&mut self, place: usize, measured: Option<Measurement>, costs: &CostTable) {
+    fn pop_fence(&mut self, place: usize, milliseconds: Option<f32>, costs: &CostTable) {
         let queue = &mut self.queues[place];
         let (context, Some(fence)) = (queue.context, queue.fences.pop_front()) else { return };
         let had_work = queue.queued > Nanos::ZERO;
@@ -377,9 +442,21 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         fence.events().for_each(|event| self.pool.put(context, event));
         self.queued = self.queued - fence.work;
         self.fences = self.fences.saturating_sub(1);
+        self.unmeasured = self.unmeasured.saturating_sub(fence.unmeasured);
         self.ended += fence.work;
-        if let Some(Measurement { key, milliseconds }) = measured {
-            costs.learn(key, milliseconds);
+        if let Some(MeasuredLaunch { key: Some(key), cost, .. }) = fence.measures
+            && let Some(milliseconds) = milliseconds
+        {
+            // What the launch took is known now.
+            self.ended = self.ended - cost + costs.learn(key, milliseconds);
+        }
+    }
+
+    /// Forgets measurements of a kind of work, because its key will be used for other work.
+    pub(crate) fn forget_work(&mut self, key: u64) {
+        let fences = self.queues.iter_mut().flat_map(|queue| &mut queue.fences);
+        for launch in fences.filter_map(|fence| fence.measures.as_mut()) {
+            launch.key = launch.key.filter(|&own| own != key);
         }
     }
 
@@ -410,6 +487,7 @@ impl<E> StreamQueue<E> {
             queued: Nanos::ZERO,
             unfenced: Nanos::ZERO,
             launches: 0,
+            unmeasured: 0,
             trailing: None,
             measuring: None,
             fences: VecDeque::new(),

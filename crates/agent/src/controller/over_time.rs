@@ -161,7 +161,15 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_denies_its_work_is_noticed_after_two_minutes() {
+        // No other container wants the GPU, so its window is extended for ever.
+        assert_eq!(steady((2000, 2000, 0), 25), Some(120));
+        assert_eq!(steady((900, 2000, 0), 25), None, "within the tolerance");
+    }
+
+    #[test]
     fn honest_containers_are_not_over_their_time() {
+        assert_eq!(steady((400, 2000, 0), 25), None, "a program that is slower than the GPU");
         assert_eq!(steady((100, 100, 5), 5), None);
         assert_eq!(steady((2000, 2000, 0), 100), None, "one window is extended for ever");
         // Each short window of a container with 5 % coincides with a sample, for a minute.

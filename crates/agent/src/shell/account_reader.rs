@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages, Sampler, account_file, arbiter::Arbiter, arbiter_watch::ArbiterWatch};
 use crate::{
     controller::{AccountSample, Event, PodContainer, UsageSample},
+    controller::{GpuProcess, ProcessState},
     exporter::{ContainerKey, ShareReport, ShareReports},
 };
 
@@ -164,6 +165,12 @@ fn measure(
     }
     let (sampled_gpus, processes) = sampler.container_processes(&required);
     let on_gpus: BTreeSet<&PodContainer> = processes.iter().map(|process| &process.container).collect();
+    let is_running = |process: &&GpuProcess| process.state != ProcessState::Stopped;
+    let running: BTreeSet<&PodContainer> =
+        processes.iter().filter(is_running).map(|process| &process.container).collect();
+    let is_stopped = |container: &PodContainer| on_gpus.contains(container) && !running.contains(container);
+    let stopped = accounts.iter().filter(|(container, _)| is_stopped(container));
+    arbiter.set_stopped(stopped.map(|(_, account)| account.directory.clone()).collect());
     let used = arbiter.used();
     let mut reports = ShareReports::new();
     let mut read = Vec::new();
@@ -176,10 +183,15 @@ fn measure(
         }
         for (place, gpu) in account.gpus.iter().enumerate() {
             let uuid = UuidBytes::parse(&gpu.0).unwrap_or_default();
-            let WindowUsage { time_ns: time, windows } =
+            let WindowUsage { busy_ns, open_ns, windows } =
                 used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
-            let mut report = ShareReport { window_seconds: seconds(time), windows, ..ShareReport::default() };
+            let mut report = ShareReport {
+                window_seconds: seconds(open_ns),
+                busy_seconds: seconds(busy_ns),
+                windows,
+                ..ShareReport::default()
+            };
             // Processes do not report for which GPU they waited. Shares are of one GPU, so the first is right.
             if place == 0 {
                 let ProcessTotals { waited, waits, denied, .. } = &account.totals;

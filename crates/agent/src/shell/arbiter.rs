@@ -4,7 +4,7 @@
 //! enforce their shares on their own until the arbiter runs again.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -60,6 +60,8 @@ enum Command {
     OnMeasureRequest(Box<dyn Fn() + Send>),
     /// Power draw of a GPU.
     Power(UuidBytes, GpuPower),
+    /// Grant directories of the containers whose processes are all stopped.
+    Stopped(BTreeSet<PathBuf>),
 }
 
 /// State of a GPU whose throughput is shared.
@@ -99,6 +101,11 @@ impl Arbiter {
     /// Sets the callback for processes near their limit that wait until their memory is measured.
     pub(super) fn on_measure_request(&self, callback: impl Fn() + Send + 'static) {
         let _ended = self.commands.send(Command::OnMeasureRequest(Box::new(callback)));
+    }
+
+    /// Sets the containers whose processes are all stopped.
+    pub(super) fn set_stopped(&self, directories: BTreeSet<PathBuf>) {
+        let _ended = self.commands.send(Command::Stopped(directories));
     }
 
     pub(super) fn used(&self) -> UsedTime {
@@ -180,6 +187,9 @@ fn handle(service: &mut Service, throughput: &mut HashMap<UuidBytes, Throughput>
                 let factor = known.factor.get_or_insert_with(model);
                 gpu.set_factor(factor.sample(futex::now(), power.average, gpu.busy()));
             }
+        }
+        Command::Stopped(directories) => {
+            service.set_stopped(|directory| directories.contains(directory));
         }
         Command::OnMeasureRequest(_) => {}
     }

@@ -74,6 +74,7 @@ fn busy_node() -> Stage {
         waits: 7,
         denied_bytes: 4096,
         window_seconds: 2.5,
+        busy_seconds: 2.5,
         windows: 125,
         account_overruns: 2,
     };

@@ -11,6 +11,7 @@ use tessera_limits::files::{self, StaticMapping};
 use tessera_limits::memory_account::{ProcessIdentity, SlotIndex};
 use tessera_limits::{Bytes, Control, GpuLimit, GpuSlot, GrantLimits, MemoryAccount, UuidBytes};
 use tessera_throttle::Nanos;
+use tessera_throttle::controller::Charge;
 
 use crate::world::{MILLISECOND_NS, SECOND_NS, percent};
 
@@ -55,7 +56,8 @@ impl Neighbour {
         let is_open = window.deadline > now;
         if is_open {
             self.got_ns += STEP_NS;
-            self.account.pacer(GPU).charge(Nanos(now), Nanos(now + STEP_NS), PERCENT);
+            let (from, to) = (Nanos(now), Nanos(now + STEP_NS));
+            self.account.pacer(GPU).charge(Charge { from, to, busy: to - from, percent: PERCENT });
         }
         let demand = &self.account.slot(self.slot).demand[GPU];
         demand.drained.store(window.number.wrapping_sub(u32::from(is_open)), Ordering::Relaxed);

@@ -124,15 +124,14 @@ pub(crate) fn run(tenants: &[(Share, Tenant)], length_ns: u64) -> Vec<Got> {
                 state.has_window &= state.report.drained < state.report.wanting;
             }
             for action in arbiter.step(now, |id: usize| states[id].report) {
-                match action {
-                    WindowAction::Open { tenant, deadline } => {
-                        states.iter_mut().for_each(|state| state.has_window = false);
-                        let state = &mut states[tenant];
-                        (state.deadline, state.lie) = (deadline, tenants[tenant].1.lie_in_window(state, now));
-                        (state.has_window, state.notified_at) = (true, now + tenants[tenant].1.delay_ns());
-                    }
-                    WindowAction::SetDeadline { tenant, deadline } => states[tenant].deadline = deadline,
+                let WindowAction { tenant, is_new, deadline, .. } = action;
+                if is_new {
+                    states.iter_mut().for_each(|state| state.has_window = false);
+                    let state = &mut states[tenant];
+                    state.lie = tenants[tenant].1.lie_in_window(state, now);
+                    (state.has_window, state.notified_at) = (true, now + tenants[tenant].1.delay_ns());
                 }
+                states[tenant].deadline = deadline;
             }
             steps_at = arbiter.next_step_at(now).unwrap_or(u64::MAX).min(now + POLL_INTERVAL_NS);
         }

@@ -46,13 +46,14 @@ fn run_round(process: &Process, gpu: GpuSlot, gate: &Gate, controller: &mut GpuC
         let compute = &process.compute;
         let charge = controller.follow(began, &CudaDriver, gate, &compute.costs, &compute.captures);
         if let Some(charge) = charge {
-            shared.charge(charge.from, charge.to, charge.percent);
+            shared.charge(charge);
         }
     }
     // The driver may have blocked this thread, so the decision needs a new reading of the clock.
     let decision = if has_arbiter {
-        let WindowState { change, number, deadline } = process.control.window(gpu).read();
-        let window = ArbiterWindow { change, number, deadline: Nanos(deadline) };
+        let WindowState { change, number, deadline, queue_limit } = process.control.window(gpu).read();
+        let (deadline, queue_limit) = (Nanos(deadline), Nanos(queue_limit));
+        let window = ArbiterWindow { change, number, deadline, queue_limit };
         controller.follow_window(now(), window, gate)
     } else {
         controller.follow_account(now(), shared.read(), gate)

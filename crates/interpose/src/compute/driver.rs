@@ -1,5 +1,6 @@
 //! Calls of the limiter to the CUDA driver: events, contexts and capture modes.
 
+use tessera_throttle::Nanos;
 use tessera_throttle::driver::{ContextId, Driver, StreamId, StreamName};
 
 use crate::cuda::{Handle, SUCCESS, Status};
@@ -40,6 +41,10 @@ impl Driver for CudaDriver {
     /// The mode before the change, or `None` if the driver has no capture modes.
     type CaptureMode = Option<i32>;
     type DriverEvent = CudaEvent;
+
+    fn host_time(&self) -> Nanos {
+        super::now()
+    }
 
     fn current_context(&self) -> ContextId {
         ContextId(contexts::current())

@@ -36,17 +36,37 @@ fn all_kinds_of_work_are_limited() {
     }
 }
 
-/// The next tenant waits until queued work has ended. The queue is short, even where a program creates a
-/// stream for each kernel.
+/// The next tenant waits until queued work has ended. Beside one that comes again and again the queue is short, even
+/// where a program creates a stream for each kernel.
 #[test]
-fn little_is_queued() {
+fn little_is_queued_beside_a_container_that_comes_and_goes() {
+    for way in ["kernel", "churn", "own", "fill-later"] {
+        let (container, other) = (Container::with(4096, 80), Container::with(4096, 10));
+        let _arbiter = Arbiter::start(&[&container, &other]);
+        let mut comer = other.begun("dlsym");
+        assert_eq!(comer.ask("run sync 200 1"), "0");
+        let mut stayer = container.begun("dlsym");
+        stayer.tell(&format!("run {way} 200 1000"));
+        for _ in 0..5 {
+            assert_eq!(comer.ask("run sync 200 1"), "0");
+        }
+        assert_eq!(stayer.answer(), "0");
+        let most = container.longest_queue_ns();
+        println!("{way}: {most} ns of work at most");
+        assert!(most < 5_000_000, "{way}: {most} ns of work at most");
+    }
+}
+
+/// A program alone may be ahead of the GPU, but not without a bound: the limit may change.
+#[test]
+fn a_container_alone_queues_more() {
     for way in ["kernel", "churn", "own", "fill-later"] {
         let container = Container::with(4096, 90);
         let _arbiter = Arbiter::start(&[&container]);
         assert_eq!(container.begun("dlsym").ask(&format!("run {way} 200 1000")), "0");
         let most = container.longest_queue_ns();
         println!("{way}: {most} ns of work at most");
-        assert!(most < 5_000_000, "{way}: {most} ns of work at most");
+        assert!((8_000_000..40_000_000).contains(&most), "{way}: {most} ns of work at most");
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::LaunchGate;
 use crate::costs::CostTable;
 use crate::driver::{ContextId, Driver, StreamId, StreamName};
+use crate::nanos::Nanos;
 
 /// A driver whose work ends at once.
 struct InstantDriver;
@@ -12,6 +13,10 @@ struct InstantDriver;
 impl Driver for InstantDriver {
     type CaptureMode = ();
     type DriverEvent = u32;
+
+    fn host_time(&self) -> Nanos {
+        Nanos::ZERO
+    }
 
     fn current_context(&self) -> ContextId {
         ContextId(0x1000)

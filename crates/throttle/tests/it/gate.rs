@@ -74,7 +74,7 @@ impl Stage {
         let clears_debts = self.controller.set_rule(now, rule, self.gate);
         if self.gate.is_busy() {
             let charge = self.controller.follow(now, &self.driver, self.gate, &self.costs, &self.captures);
-            self.charged += charge.map_or(Nanos::ZERO, |charge| charge.to - charge.from);
+            self.charged += charge.map_or(Nanos::ZERO, |charge| charge.busy);
         }
         clears_debts
     }
@@ -278,14 +278,15 @@ fn settle(stage: &mut Stage) {
 fn work_that_begins_when_the_last_work_ends_is_charged() {
     let mut stage = Stage::new(50);
     assert!(stage.round());
-    stage.launch(STREAM, Nanos::from_millis(1));
+    stage.launch(STREAM, Nanos::from_millis(5));
     settle(&mut stage);
     // The monitor thread has just seen the end, and wakes up late for the next launch.
     let before = stage.charged;
     stage.launch(STREAM, Nanos::from_millis(5));
     stage.pass(Nanos::from_millis(3));
     let _ = stage.round();
-    assert_eq!(stage.charged - before, Nanos::from_millis(3));
+    settle(&mut stage);
+    assert_eq!(stage.charged - before, Nanos::from_millis(5));
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_pause_is_not_charged_to_the_launch_that_ends_it() {
     for looks_early in [false, true] {
         let mut stage = Stage::new(50);
         assert!(stage.round());
-        stage.launch(STREAM, Nanos::from_millis(1));
+        stage.launch(STREAM, Nanos::from_millis(2));
         settle(&mut stage);
         stage.pass(Nanos::from_millis(10));
         let (before, begin) = (stage.charged, stage.gpu.now.get());
@@ -319,14 +320,19 @@ fn a_pause_is_not_charged_to_the_launch_that_ends_it() {
 fn a_window_is_returned_when_the_work_has_ended() {
     let mut stage = Stage::new(50);
     let wants = |wants, drained| Some(WindowDemand { wants, drained });
-    let closed = ArbiterWindow { change: 0, number: 0, deadline: Nanos::ZERO };
+    let closed = ArbiterWindow { change: 0, number: 0, deadline: Nanos::ZERO, queue_limit: Nanos::ZERO };
     assert_eq!(stage.window_round(closed), (false, None, Sleep::UntilWork));
     let (blocked, _) = stage.gate.block(START);
     let (wakes, report, sleep) = stage.window_round(closed);
     assert_eq!((wakes, report), (false, wants(true, 0)), "a launch is blocked");
     assert!(matches!(sleep, Sleep::UntilWindowChanges { change: 0, .. }));
 
-    let window = ArbiterWindow { change: 1, number: 1, deadline: START + Nanos::from_millis(20) };
+    let window = ArbiterWindow {
+        change: 1,
+        number: 1,
+        deadline: START + Nanos::from_millis(20),
+        queue_limit: Nanos::ZERO,
+    };
     let (wakes, report, _) = stage.window_round(window);
     assert_eq!((wakes, report), (true, None), "the window has opened");
     stage.launch(STREAM, Nanos::from_millis(1));
@@ -354,10 +360,12 @@ fn a_window_is_returned_when_the_work_has_ended() {
 fn no_event_is_recorded_while_a_capture_runs() {
     let mut stage = Stage::new(50);
     assert!(stage.round());
-    // The second launch of a kind is not measured, and too short for a fence of its own.
-    stage.launch(STREAM, Nanos::from_micros(10));
-    stage.pass(Nanos::from_millis(1));
-    let _ = stage.round();
+    // The fourth launch of a kind is not measured, and too short for a fence of its own.
+    for _ in 0..3 {
+        stage.launch(STREAM, Nanos::from_micros(10));
+        stage.pass(Nanos::from_millis(1));
+        let _ = stage.round();
+    }
     stage.launch(STREAM, Nanos::from_micros(10));
     stage.captures.begin();
     stage.gate.settle_for_capture();
@@ -368,9 +376,8 @@ fn no_event_is_recorded_while_a_capture_runs() {
     }
     assert_eq!(stage.driver.recorded.get(), recorded);
     assert!(!stage.gate.is_busy(), "the work counts as ended when its time is over");
-    // The first round after the launch does not know yet that no other launch follows.
     let charged = stage.charged - charged;
-    assert!(charged <= Nanos::from_millis(1) + Nanos::from_micros(10), "{charged:?} for 10 us of work");
+    assert!(charged <= Nanos::from_micros(40), "{charged:?} for 10 us of work");
 }
 
 #[test]

@@ -145,6 +145,10 @@ impl Driver for SimulatedDriver {
     type CaptureMode = ();
     type DriverEvent = u32;
 
+    fn host_time(&self) -> Nanos {
+        self.gpu.now.get()
+    }
+
     fn current_context(&self) -> ContextId {
         self.context.get()
     }

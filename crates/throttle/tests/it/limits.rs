@@ -211,6 +211,31 @@ fn a_stopped_process_is_not_charged() {
     }
 }
 
+/// A stopped process cannot report that its work has ended, so it loses its window while the work seems to run.
+#[test]
+fn a_container_that_was_stopped_gets_its_share_at_once() {
+    for percent in [10, 40] {
+        let mut world = World::new();
+        let stopped = world.add_soft_container(percent);
+        let process = world.add_process(stopped, ONE);
+        let other = world.add_soft_container(90 - percent);
+        world.add_process(other, ONE);
+        world.start_arbiter();
+        world.run(Nanos::from_secs(1));
+        world.stop_process(process, Nanos::from_secs(3));
+        // The agent asks the kernel every second.
+        world.run(Nanos::from_millis(900));
+        world.report_stopped(stopped, true);
+        world.run(Nanos::from_millis(2_100));
+        let busy = world.busy_percent(stopped, Nanos::from_millis(500));
+        let share = f64::from(percent) * 100.0 / 90.0;
+        assert!((busy - share).abs() <= 4.0, "{busy:.2} % of {share:.2} % in the first half second");
+        world.report_stopped(stopped, false);
+        let busy = world.busy_percent(stopped, RUN);
+        assert!((busy - share).abs() <= POINTS, "{busy:.2} % of {share:.2} % afterwards");
+    }
+}
+
 /// The monitor thread sees the end of work some time after it. A request of 0.1 ms is not charged for that
 /// delay, nor for the pause of 3 ms after it.
 #[test]
@@ -229,8 +254,9 @@ fn pauses_are_not_charged() {
         let requests = (world.launches(0)[0] - launches) / 10;
         let (busy, charged) = (world.gpu.work(0).busy - busy, world.charged(0) - charged);
         println!("{charged:?} charged for {busy:?} of kernels in {requests} requests");
-        let most = busy + Nanos::from_micros(200) * requests;
-        assert!(charged >= busy && charged <= most, "{charged:?} charged for {busy:?}, at most {most:?}");
+        // The end of the last request may not have been seen.
+        let least = busy - Nanos::from_millis(1);
+        assert!(charged >= least && charged <= busy + busy / 100, "{charged:?} charged for {busy:?}");
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod gate;
 mod gpu;
+mod host_work;
 mod limits;
 mod programs;
 mod shares;

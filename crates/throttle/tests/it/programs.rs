@@ -18,6 +18,12 @@ pub(crate) struct Program {
     pub(crate) sync_every: u64,
     /// Time without work after each such wait.
     pub(crate) pause: Nanos,
+    /// Time that the thread needs for each launch.
+    pub(crate) launch_time: Nanos,
+    /// Launches after which the thread does other things, while its work runs, or 0 for never.
+    pub(crate) thinks_every: u64,
+    /// Time for those other things.
+    pub(crate) thinking: Nanos,
     pub(crate) call: Call,
     /// True if kernels of different streams run concurrently.
     pub(crate) overlaps: bool,
@@ -37,7 +43,7 @@ pub(crate) enum Call {
 }
 
 /// Time that a thread needs for one launch, on a real driver.
-pub(crate) const LAUNCH_TIME: Nanos = Nanos::from_micros(2);
+const LAUNCH_TIME: Nanos = Nanos::from_micros(2);
 
 /// Kernels of 0.2 ms in one stream, as fast as they can be launched.
 pub(crate) const ONE: Program = Program {
@@ -48,6 +54,9 @@ pub(crate) const ONE: Program = Program {
     streams: 1,
     sync_every: 0,
     pause: Nanos::ZERO,
+    launch_time: LAUNCH_TIME,
+    thinks_every: 0,
+    thinking: Nanos::ZERO,
     call: Call::Queued,
     overlaps: false,
 };
@@ -68,6 +77,41 @@ pub(crate) const PROGRAMS: &[Program] = &[
     Program { name: "blocking copies", kernel: Nanos::from_millis(1), call: Call::Blocking, ..ONE },
     Program { name: "stream churn", kernel: Nanos::from_millis(1), call: Call::NewStream, ..ONE },
     Program { name: "mixed kernels", kinds: 5, sync_every: 50, ..ONE },
+];
+
+/// Programs that do work of their own between launches, as real ones do.
+pub(crate) const HOST_PROGRAMS: &[Program] = &[
+    Program {
+        name: "matrix products and work of the host",
+        kernel: Nanos::from_millis(1),
+        thinks_every: 20,
+        thinking: Nanos::from_millis(8),
+        ..ONE
+    },
+    Program {
+        name: "training with large batches",
+        kernel: Nanos::from_micros(100),
+        kinds: 4,
+        launch_time: Nanos::from_micros(90),
+        sync_every: 220,
+        ..ONE
+    },
+    Program {
+        name: "training with small batches",
+        kernel: Nanos::from_micros(25),
+        kinds: 4,
+        launch_time: Nanos::from_micros(100),
+        sync_every: 240,
+        ..ONE
+    },
+    Program {
+        name: "decoding of single requests",
+        kernel: Nanos::from_micros(6),
+        launch_time: Nanos::from_micros(44),
+        sync_every: 60,
+        pause: Nanos::from_micros(100),
+        ..ONE
+    },
 ];
 
 impl Program {

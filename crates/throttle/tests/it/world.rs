@@ -108,12 +108,15 @@ impl World {
 
     /// Changes the share of a container while its programs run.
     pub(crate) fn set_percent(&mut self, container: usize, percent: u32) {
+        let now = self.now();
         (self.containers[container].percent, self.containers[container].ceiling) = (percent, percent);
         for process in self.processes.iter().filter(|process| process.container == container) {
             self.containers[container].limit(process.gate);
         }
         if let Some(arbiter) = &mut self.arbiter {
             arbiter.gpu.set(container, self.containers[container].share());
+            // The arbiter reads the limits at every step, and steps at least this often.
+            arbiter.acts_at = arbiter.acts_at.min(now + Nanos::from_millis(10));
         }
         self.notify_all();
     }
@@ -122,6 +125,13 @@ impl World {
     pub(crate) fn stop_process(&mut self, process: usize, time: Nanos) {
         let resumes = self.now() + time;
         self.processes[process].stop_until(resumes);
+    }
+
+    /// Tells the arbiter whether all processes of a container are stopped.
+    pub(crate) fn report_stopped(&mut self, container: usize, is_stopped: bool) {
+        if let Some(arbiter) = &mut self.arbiter {
+            arbiter.gpu.set_stopped(container, is_stopped);
+        }
     }
 
     /// Sets the longest delay of a wake-up.

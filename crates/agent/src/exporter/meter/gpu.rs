@@ -168,7 +168,7 @@ impl GpuMeter {
         }
         for (key, window) in windows {
             let times = self.times.entry(key.clone()).or_default();
-            times.window += length.mul_f64(window.fraction);
+            times.window += length.mul_f64(window.open);
             times.windows += window.count;
         }
     }
@@ -186,7 +186,7 @@ impl GpuMeter {
         let processes = work.processes.as_ref().map(|all| {
             all.iter().zip(consumers).map(|((pid, part), consumer)| (*pid, consumer, *part)).collect()
         });
-        let fractions = windows.iter().map(|(key, window)| (key.clone(), window.fraction)).collect();
+        let fractions = windows.iter().map(|(key, window)| (key.clone(), window.busy)).collect();
         let split = split_time(work.gpu, processes, &fractions);
         if let Some(split) = &split {
             self.measured = true;

@@ -15,8 +15,10 @@ pub struct ShareReport {
     pub waits: u64,
     /// Bytes of allocations that were rejected.
     pub denied_bytes: u64,
-    /// Seconds in which a window of the container was open while it had work.
+    /// Seconds in which a window of the container was open.
     pub window_seconds: f64,
+    /// Seconds in them for which the GPU was busy, as the container reports.
+    pub busy_seconds: f64,
     /// Number of windows.
     pub windows: u64,
     /// Number of times the account file was larger than an account, and was cut.
@@ -53,6 +55,8 @@ struct WindowsUntil {
     at: f64,
     /// Seconds in windows until then.
     seconds: f64,
+    /// Seconds of them for which the GPU was busy.
+    busy_seconds: f64,
     /// Number of windows until then.
     count: f64,
 }
@@ -60,8 +64,10 @@ struct WindowsUntil {
 /// Windows of a container in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WindowPart {
-    /// Fraction of the interval in which a window was open and the container had work.
-    pub(super) fraction: f64,
+    /// Fraction of the interval in which a window was open.
+    pub(super) open: f64,
+    /// Fraction of the interval in which the GPU was busy in it.
+    pub(super) busy: f64,
     /// Number of windows.
     pub(super) count: f64,
 }
@@ -107,9 +113,11 @@ impl ShareHistory {
         let on_gpu = self.shares.iter().filter(|((_, on), _)| on == gpu);
         let part = |((key, _), share): (&(ContainerKey, GpuUuid), &Share)| {
             let (before, after) = (share.windows_until(from), share.windows_until(to));
-            let fraction = (after.seconds - before.seconds) / (to - from);
+            let part = |seconds: f64| (seconds / (to - from)).min(1.0);
+            let open = part(after.seconds - before.seconds);
+            let busy = part(after.busy_seconds - before.busy_seconds);
             let count = after.count - before.count;
-            (fraction > 0.0).then(|| (key.clone(), WindowPart { fraction: fraction.min(1.0), count }))
+            (open > 0.0).then(|| (key.clone(), WindowPart { open, busy, count }))
         };
         on_gpu.filter_map(part).collect()
     }
@@ -122,12 +130,20 @@ impl Share {
         let seconds = |now: f64, before: f64| if now >= before { now - before } else { now };
         let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let throttled = seconds(now.throttled_seconds, before.throttled_seconds);
-        let ShareReport { throttled_seconds, waits, denied_bytes, window_seconds, windows, account_overruns } =
-            &mut self.total;
+        let ShareReport {
+            throttled_seconds,
+            waits,
+            denied_bytes,
+            window_seconds,
+            busy_seconds,
+            windows,
+            account_overruns,
+        } = &mut self.total;
         *throttled_seconds += throttled;
         *waits = waits.saturating_add(count(now.waits, before.waits));
         *denied_bytes = denied_bytes.saturating_add(count(now.denied_bytes, before.denied_bytes));
         *window_seconds += seconds(now.window_seconds, before.window_seconds);
+        *busy_seconds += seconds(now.busy_seconds, before.busy_seconds);
         *windows = windows.saturating_add(count(now.windows, before.windows));
         *account_overruns =
             account_overruns.saturating_add(count(now.account_overruns, before.account_overruns));
@@ -148,7 +164,8 @@ impl Share {
         }
         #[allow(clippy::cast_precision_loss, reason = "a container has fewer than 2^53 windows")]
         let count = self.total.windows as f64;
-        self.history.push_back(WindowsUntil { at, seconds: self.total.window_seconds, count });
+        let ShareReport { window_seconds: seconds, busy_seconds, .. } = self.total;
+        self.history.push_back(WindowsUntil { at, seconds, busy_seconds, count });
     }
 
     /// Returns the windows up to `moment`, interpolated linearly between two reports.
@@ -157,10 +174,12 @@ impl Share {
         match (later.checked_sub(1).and_then(|earlier| self.history.get(earlier)), self.history.get(later)) {
             (Some(before), Some(after)) => {
                 let part = (moment - before.at) / (after.at - before.at);
+                let between = |before: f64, after: f64| before + (after - before) * part;
                 WindowsUntil {
                     at: moment,
-                    seconds: before.seconds + (after.seconds - before.seconds) * part,
-                    count: before.count + (after.count - before.count) * part,
+                    seconds: between(before.seconds, after.seconds),
+                    busy_seconds: between(before.busy_seconds, after.busy_seconds),
+                    count: between(before.count, after.count),
                 }
             }
             (Some(known), None) | (None, Some(known)) => *known,

@@ -237,7 +237,13 @@ fn divides_busy_time_by_windows_where_containers_have_them() {
     let uuid: GpuUuid = "GPU-a".into();
     let mut meter = Meter::default();
     meter.set_pods(&pods(&[0, 1]));
-    let open = |window_seconds| ShareReport { window_seconds, windows: 1, ..ShareReport::default() };
+    // Half of the time in the windows is idle.
+    let open = |busy_seconds| ShareReport {
+        window_seconds: 2.0 * busy_seconds,
+        busy_seconds,
+        windows: 1,
+        ..ShareReport::default()
+    };
     // The reports arrive half a second late.
     for (at, first, second) in [(9.5, 0.0, 5.0), (10.5, 0.3, 5.2), (11.5, 0.9, 5.3), (12.5, 0.9, 5.3)] {
         meter.report(report(&uuid, &[(0, open(first)), (1, open(second))]), at + 0.5, at);
@@ -252,7 +258,7 @@ fn divides_busy_time_by_windows_where_containers_have_them() {
     }
     meter.observe(&uuid, observation(12 * SECOND, 14 * SECOND, Some(0.0), Some(vec![]), None));
     let gpu = meter.gpu(&uuid).unwrap();
-    // The windows were open for 0.15 + 0.6 s and 0.1 + 0.1 s. The GPU was busy for 1.2 s.
+    // The windows were busy for 0.15 + 0.6 s and 0.1 + 0.1 s. The GPU was busy for 1.2 s.
     let busy = |number| gpu.consumers[&Consumer::Container(key(number))].busy;
     assert!(close(busy(0), 1.2 * 0.75 / 0.95) && close(busy(1), 1.2 * 0.2 / 0.95), "{:?}", gpu.consumers);
     assert!(close(gpu.total.busy, 1.2));

@@ -27,14 +27,11 @@ impl World {
             }
         });
         for action in actions {
-            let (tenant, deadline, opened) = match action {
-                WindowAction::Open { tenant, deadline } => (tenant, deadline, 1),
-                WindowAction::SetDeadline { tenant, deadline } => (tenant, deadline, 0),
-            };
+            let WindowAction { tenant, is_new, deadline, queue_limit_ns } = action;
             let window = &mut self.containers[tenant].window;
             window.change += 1;
-            window.number += opened;
-            window.deadline = Nanos(deadline);
+            window.number += u32::from(is_new);
+            (window.deadline, window.queue_limit) = (Nanos(deadline), Nanos(queue_limit_ns));
             let change = window.change;
             for process in 0..self.processes.len() {
                 let soon = self.soon();

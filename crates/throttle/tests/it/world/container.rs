@@ -2,7 +2,7 @@
 
 use tessera_arbiter::Share;
 use tessera_throttle::Nanos;
-use tessera_throttle::controller::ArbiterWindow;
+use tessera_throttle::controller::{ArbiterWindow, Charge};
 use tessera_throttle::gate::LaunchGate;
 use tessera_throttle::pacer::Pacer;
 
@@ -26,7 +26,7 @@ pub(super) struct SharedAccount {
 
 impl Container {
     pub(super) fn new(percent: u32, ceiling: u32) -> Self {
-        let window = ArbiterWindow { change: 0, number: 0, deadline: Nanos::ZERO };
+        let window = ArbiterWindow { change: 0, number: 0, deadline: Nanos::ZERO, queue_limit: Nanos::ZERO };
         Self { account: SharedAccount::default(), window, percent, ceiling }
     }
 
@@ -44,13 +44,12 @@ impl Container {
 
 impl SharedAccount {
     /// Charges the part of a busy time that no other process has charged.
-    pub(super) fn charge(&mut self, from: Nanos, to: Nanos, percent: u32) {
+    pub(super) fn charge(&mut self, Charge { from, to, busy, percent }: Charge) {
         let from = from.max(self.charged);
-        self.charged = self.charged.max(to);
-        if from < to {
-            self.busy += to - from;
-            self.pacer.charge(from, to, percent);
-        }
+        self.charged = self.charged.max((from + busy).min(to));
+        let busy = self.charged - from;
+        self.busy += busy;
+        self.pacer.charge(to - busy, to, percent);
     }
 
     /// Clears debts.

@@ -11,7 +11,7 @@ use tessera_throttle::gate::{BlockedLaunch, Entered, HeldBack, Launch, LaunchGat
 
 use super::World;
 use crate::gpu::{Gpu, MAIN_THREAD, SimulatedDriver};
-use crate::programs::{Call, LAUNCH_TIME, Program};
+use crate::programs::{Call, Program};
 
 /// A sleep at least this long is a safety net in the library. The simulation sleeps on for ever.
 const SAFETY_NET: Nanos = Nanos::from_millis(100);
@@ -84,7 +84,7 @@ impl World {
         let (entered, blocked) = match state {
             State::InCall(_, launched) => {
                 launched.end(&own.driver, true);
-                own.threads[thread].state = State::Ready(now + LAUNCH_TIME);
+                own.threads[thread].state = State::Ready(now + program.launch_time);
                 return;
             }
             State::Ready(_) if !gate.is_limited() => {
@@ -151,7 +151,7 @@ impl World {
         if gate.is_busy() {
             let (driver, costs, captures) = (&process.driver, &process.costs, &process.captures);
             if let Some(charge) = process.controller.follow(now, driver, gate, costs, captures) {
-                container.account.charge(charge.from, charge.to, charge.percent);
+                container.account.charge(charge);
             }
         }
         let decision = if rule.has_arbiter {
@@ -260,17 +260,19 @@ impl Process {
     /// Calls the driver; returns when the work will have ended. The thread is ready for its next launch
     /// after that.
     fn call_driver(&mut self, now: Nanos, thread: usize, stream: StreamName) -> Nanos {
-        let Program { sync_every, pause, call, .. } = self.program;
+        let Program { sync_every, pause, launch_time, thinks_every, thinking, call, .. } = self.program;
         let own = &mut self.threads[thread];
         let end = self.driver.launch(stream, self.program.length(own.launches));
         own.end = own.end.max(end);
         own.launches += 1;
         let is_synced = sync_every > 0 && own.launches.is_multiple_of(sync_every);
+        let thinks = thinks_every > 0 && own.launches.is_multiple_of(thinks_every);
+        let next = now + launch_time + if thinks { thinking } else { Nanos::ZERO };
         own.state = State::Ready(match call {
-            Call::Blocking => end + LAUNCH_TIME,
-            _ if is_synced => own.end + LAUNCH_TIME + pause,
+            Call::Blocking => end + launch_time,
+            _ if is_synced => next.max(own.end + launch_time + pause),
             // A real driver blocks the caller when a thousand launches are queued.
-            _ => (now + LAUNCH_TIME).max(end - self.program.kernel * 1_000),
+            _ => next.max(end - self.program.kernel * 1_000),
         });
         end
     }
