@@ -173,6 +173,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "capacity",
+        "allocatable minus requests is what pods of each dialect can still get; no pod is rejected because of it",
+        Enclosed(scheduler::capacity),
+        Always
+    ),
+    scenario!(
         "scheduler-kills",
         "tessera scheduler is killed before and after a Binding, and as the leader under load",
         Enclosed(scheduler::kills),

@@ -10,6 +10,7 @@ mod allocate;
 mod answers;
 mod bad_annotations;
 mod calls;
+mod capacity;
 mod devices;
 mod diagnostics;
 mod error;
@@ -62,7 +63,7 @@ pub use self::{
     warning::Warning,
 };
 use self::{
-    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, diagnostics::Diagnostics,
+    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, capacity::Capacity, diagnostics::Diagnostics,
     grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView,
     ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods, publications::NodePublication,
     reconcile::PodPatches, usage_check::UsageCheck,
@@ -84,6 +85,8 @@ pub struct Agent {
     admissions: Admissions,
     /// Sum of all holdings.
     ledger: LedgerCache,
+    /// Devices that are withdrawn because other dialects hold their GPUs.
+    capacity: Capacity,
     /// Limits that were written for containers.
     grants: GrantDirectories,
     /// Annotations that were written to pods.
@@ -112,6 +115,7 @@ impl Agent {
             calls: PendingCalls::default(),
             admissions: Admissions::default(),
             ledger: LedgerCache::default(),
+            capacity: Capacity::default(),
             grants: GrantDirectories::default(),
             patches: PodPatches::default(),
             publication: NodePublication::default(),
@@ -127,7 +131,9 @@ impl Agent {
     /// Takes in an event and returns what the shell must do.
     pub fn handle(&mut self, now: EventTime, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
+        let is_tick = matches!(event, Event::Tick);
         let dirty = self.apply(now, event, &mut actions);
+        self.reconcile_capacity(now, is_tick, &mut actions);
         if !matches!(dirty, Dirty::Nothing) {
             self.retry_calls(now, &mut actions);
         }
@@ -158,6 +164,7 @@ impl Agent {
     /// Notes that pods, GPUs or the kubelet's list have changed.
     fn invalidate(&mut self) {
         self.ledger.invalidate();
+        self.capacity.invalidate();
         self.revision += 1;
     }
 

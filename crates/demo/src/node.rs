@@ -157,6 +157,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         quiet_time: Duration::from_secs(10),
         ignored_xids: std::collections::BTreeSet::new(),
         ignore_pending_reset: false,
+        withdraw_held: true,
         advertise: Some(AgentAddress { url: url.to_owned(), certificate: None }),
     }
 }

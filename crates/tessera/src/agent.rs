@@ -121,6 +121,7 @@ fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
+        withdraw_held: arguments.withdraw_held,
         policy: arguments.policy.clone(),
         injection: InjectionSettings {
             visible: arguments.visible_devices.into(),

@@ -17,7 +17,7 @@ use tessera_wire::{
     tessera::inventory::Inventory,
 };
 
-use super::{Action, AgentSettings, EventTime, ShellError, Warning, health::GpuHealth};
+use super::{Action, AgentSettings, EventTime, ShellError, Warning, capacity::Withdrawn, health::GpuHealth};
 
 /// GPUs that have been discovered, and the IDs of their devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -166,17 +166,18 @@ impl GpuInventory {
         restored
     }
 
-    /// Sends the devices of all `resources` to the kubelet.
+    /// Sends the devices of all `resources` to the kubelet, the withdrawn ones as unhealthy.
     pub(super) fn publish_devices(
         &self,
         resources: impl Iterator<Item = Resource>,
+        withdrawn: &Withdrawn,
         actions: &mut Vec<Action>,
     ) {
         let Some(gpus) = &self.gpus else { return };
         for resource in resources {
-            let device = |(id, index)| {
+            let device = |(id, index, number)| {
                 let gpu = gpus.node.gpu(index)?;
-                let healthy = gpu.health.is_healthy();
+                let healthy = gpu.health.is_healthy() && !withdrawn.contains(resource, index, number);
                 Some(PluginDevice { id, healthy, numa_node: gpu.numa.map(i64::from) })
             };
             let devices = gpus.ids.all(resource).filter_map(device).collect();

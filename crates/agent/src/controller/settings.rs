@@ -24,6 +24,8 @@ pub struct AgentSettings {
     pub dialects: Vec<Dialect>,
     /// Requested size of one unit of `aliyun.com/gpu-mem`.
     pub memory_unit: MemoryUnit,
+    /// Whether devices of a dialect are withdrawn while other dialects hold their GPUs.
+    pub withdraw_held: bool,
     /// Policy that chooses GPUs for pods without a grant.
     pub policy: Policy,
     /// Form of the answers to `Allocate`.

@@ -1,5 +1,6 @@
 //! Tests of the controller alone: a simulated kubelet in a few lines makes the calls of a real one.
 
+mod capacity;
 mod diagnostics;
 mod event_orders;
 mod failures;

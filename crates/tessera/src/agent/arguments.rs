@@ -52,6 +52,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "UNIT", help_heading = OFFERED, default_value = "GiB")]
     pub(super) memory_unit: MemoryUnit,
 
+    /// Report devices as unhealthy while pods of other dialects hold their part of a GPU
+    #[arg(long, value_name = "YES", help_heading = OFFERED, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(super) withdraw_held: bool,
+
     /// Policy for pods that bypassed the scheduler
     #[arg(long, value_name = "NAME", help_heading = OFFERED, default_value = "tessera")]
     pub(super) policy: Policy,

@@ -40,7 +40,7 @@ const PAGES: &str = "127.0.0.1:5678";
 
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
-    pub(super) agent: Component,
+    pub(in crate::scenarios) agent: Component,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// File that describes the GPUs.
@@ -221,7 +221,7 @@ impl Stage {
     }
 
     /// Returns a pod as the agent reads it.
-    pub(super) async fn pod(&self, name: &str) -> Result<objects::Pod> {
+    pub(in crate::scenarios) async fn pod(&self, name: &str) -> Result<objects::Pod> {
         as_agent_reads(&self.cluster.pods().get(name).await?)
     }
 
