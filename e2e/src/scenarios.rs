@@ -107,6 +107,18 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "mig-mixed",
+        "MIG instances are resources of their own: found through NVML, given to containers, back after a restart",
+        Enclosed(agent::mig_mixed),
+        Always
+    ),
+    scenario!(
+        "mig-single",
+        "MIG instances of one profile take the place of the GPUs",
+        Enclosed(agent::mig_single),
+        Always
+    ),
+    scenario!(
         "agent-restarts",
         "agent and kubelet are killed at random while pods start and end; all allocations agree afterwards",
         Enclosed(agent::restarts),

@@ -25,6 +25,7 @@ mod isolation;
 mod kubelet;
 mod ledger_cache;
 mod limits;
+mod mig;
 mod over_time;
 mod overruns;
 mod pods;
@@ -52,6 +53,7 @@ pub use self::{
     health::{IncidentEffect, incident_effect},
     isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, OnEscape, WithoutLibrary},
     limits::ContainerLimits,
+    mig::{InstanceOffer, MigStrategy},
     publications::NodePatch,
     settings::AgentSettings,
     throttle_cycle::DutyCycle,
@@ -63,10 +65,10 @@ pub use self::{
     warning::Warning,
 };
 use self::{
-    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, capacity::Capacity, diagnostics::Diagnostics,
-    grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView,
-    ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods, publications::NodePublication,
-    reconcile::PodPatches, usage_check::UsageCheck,
+    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, capacity::Capacity,
+    diagnostics::Diagnostics, grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory,
+    kubelet::KubeletView, ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods,
+    publications::NodePublication, reconcile::PodPatches, usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.

@@ -122,6 +122,7 @@ fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
         withdraw_held: arguments.withdraw_held,
+        mig_strategy: arguments.mig_strategy.into(),
         policy: arguments.policy.clone(),
         injection: InjectionSettings {
             visible: arguments.visible_devices.into(),

@@ -107,6 +107,7 @@ impl Agent {
         self.pods.parse_all(self.inventory.gpus());
         self.invalidate();
         self.inventory.publish_devices(self.settings.resources(), self.capacity.published(), actions);
+        self.inventory.publish_instances(actions);
         Dirty::All
     }
 

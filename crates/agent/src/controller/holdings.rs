@@ -280,7 +280,8 @@ fn held_by_devices(gpus: &NodeGpus, entry: &PodDevices) -> Vec<Holding> {
             }
         }
         let container = container.name.clone();
-        let grant = ContainerGrant { container, role: ContainerRole::Main, holds: held.into_iter().collect() };
+        let grant =
+            ContainerGrant { container, role: ContainerRole::Main, holds: held.into_iter().collect() };
         (!grant.holds.is_empty()).then_some(Holding { grant, source: Source::Listed, dialect })
     };
     entry.containers.iter().filter_map(of).collect()

@@ -7,6 +7,7 @@ mod failures;
 #[path = "../../tests/fixtures/mod.rs"]
 mod fixtures;
 mod hostile_input;
+mod mig;
 mod situations;
 mod usage_check;
 mod world;

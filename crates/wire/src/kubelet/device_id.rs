@@ -93,7 +93,8 @@ impl Resource {
     }
 
     /// Returns whether one device is one whole GPU.
-    fn is_whole(self) -> bool {
+    #[must_use]
+    pub fn is_whole(self) -> bool {
         matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
 

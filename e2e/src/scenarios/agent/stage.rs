@@ -126,6 +126,11 @@ impl Stage {
             self.wait_for_allocatable(resource, amount).await?;
         }
         // The node's status may still be that of a killed agent.
+        self.wait_until_ready().await
+    }
+
+    /// Waits until the kubelet has asked the agent for all resources.
+    pub(in crate::scenarios) async fn wait_until_ready(&self) -> Result<()> {
         self.harness
             .wait_for("the agent to be ready", SOON, async || {
                 let answer = self.page("/readyz").await?;

@@ -65,9 +65,8 @@ impl Capacity {
         let node = Api::<Node>::all(self.stage.cluster.client()).get(&self.stage.node.name).await?;
         let pods = self.stage.cluster.pods().list(&ListParams::default()).await?.items;
         let allocatable = node.status.and_then(|status| status.allocatable).context("no status")?;
-        let amount = |name: &str| {
-            allocatable.get(name).and_then(|amount| amount.0.parse().ok()).unwrap_or_default()
-        };
+        let amount =
+            |name: &str| allocatable.get(name).and_then(|amount| amount.0.parse().ok()).unwrap_or_default();
         let allocatable = RESOURCES.map(amount);
         let mut left = allocatable;
         for (left, name) in left.iter_mut().zip(RESOURCES) {
@@ -121,8 +120,14 @@ impl Capacity {
         self.stage.node.kubelet.start_again()?;
         self.stage.agent.kill()?;
         self.stage.agent.start_again()?;
-        self.wait_for(held.0, held.1, "agent and kubelet were killed").await?;
-        for name in ["memory", "whole", "share"] {
+        // The node's status may still be that of the killed kubelet. It is new when one more pod is in it.
+        self.stage.wait_until_ready().await?;
+        self.start(staying("one-more", &[("nvidia.com/gpu", "1")])).await?;
+        let more = |[nvidia, aliyun, memory, core, blocks]: [i64; 5], held| {
+            [nvidia - held, aliyun - 1, memory - 80, core - 100, blocks - 320]
+        };
+        self.wait_for(more(held.0, 0), more(held.1, 1), "agent and kubelet were killed").await?;
+        for name in ["memory", "whole", "share", "one-more"] {
             let pod = self.stage.cluster.pods().get(name).await?;
             let restarts = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
             ensure!(restarts.iter().all(|container| container.restart_count == 0), "{name} was restarted");
@@ -147,7 +152,8 @@ impl Capacity {
     async fn victims_are_found(&self) -> Result<()> {
         self.start(staying("bystander", &[("aliyun.com/gpu-mem", "7")])).await?;
         self.start(with_priority(staying("low", &[("nvidia.com/gpu", "7")]), 0)).await?;
-        self.wait_for([7, 0, 80, 100, 292], [0, 0, 73, 100, 292], "a pod of low priority holds 7 GPUs").await?;
+        self.wait_for([7, 0, 80, 100, 292], [0, 0, 73, 100, 292], "a pod of low priority holds 7 GPUs")
+            .await?;
         self.start(with_priority(staying("urgent", &[("nvidia.com/gpu", "7")]), 1)).await?;
         let left = self.stage.cluster.pods().list(&ListParams::default()).await?.items;
         let names: Vec<_> = left.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();

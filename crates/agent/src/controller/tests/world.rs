@@ -8,11 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_core::{
-    grant::Hold,
-    request::ContainerRole,
-    units::PodUid,
-};
+use tessera_core::{grant::Hold, request::ContainerRole, units::PodUid};
 use tessera_node::gpus::DiscoveredGpus;
 use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
@@ -25,7 +21,7 @@ use self::kubelet::Held;
 use super::fixtures;
 use crate::controller::{
     Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, DutyCycle, Event, EventTime,
-    ShellError, WriteError,
+    InstanceOffer, ShellError, WriteError,
 };
 
 pub(super) const GPU_COUNT: u8 = 4;
@@ -50,6 +46,7 @@ pub(super) struct World {
     elapsed: Duration,
     calls: u64,
     dice: u64,
+    pub(super) offers: Vec<InstanceOffer>,
     /// Devices that the agent has published as unhealthy.
     pub(super) unhealthy: BTreeMap<Resource, BTreeSet<String>>,
 }
@@ -64,7 +61,7 @@ pub(super) fn settings() -> AgentSettings {
 pub(super) fn found() -> DiscoveredGpus {
     let Inventory { gpus, topology, .. } =
         fixtures::described_gpus(&fixtures::host(GPU_COUNT, "T4", MEMORY_MIB));
-    DiscoveredGpus { gpus, topology, pci: Vec::new(), driver: None }
+    DiscoveredGpus { gpus, topology, instances: Vec::new(), pci: Vec::new(), driver: None }
 }
 
 pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, String)> {
@@ -108,6 +105,7 @@ impl World {
             elapsed: Duration::ZERO,
             calls: 0,
             dice: 7,
+            offers: Vec::new(),
             unhealthy: BTreeMap::new(),
         };
         world.start_agent();
@@ -228,6 +226,10 @@ impl World {
             Action::PublishDevices(resource, devices) => {
                 let unhealthy = devices.into_iter().filter(|device| !device.healthy).map(|device| device.id);
                 self.unhealthy.insert(resource, unhealthy.collect());
+                None
+            }
+            Action::PublishInstances(offers) => {
+                self.offers = offers;
                 None
             }
             Action::Warn(warning) => {
