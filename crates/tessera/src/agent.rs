@@ -41,6 +41,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 
 async fn serve(arguments: Arguments) -> Result<()> {
     old_flags::log_without_effect(&arguments.no_effect);
+    arguments.profile.serve().await?;
     for word in &arguments.disable_health_checks.unknown {
         tracing::warn!(
             word,

@@ -13,6 +13,7 @@ use tessera_wire::kubelet::container_response::VisibleDevices;
 use super::health_checks::DisabledChecks;
 use crate::log::LogArguments;
 use crate::metrics::SamplingArguments;
+use crate::profile_page::ProfileArguments;
 use crate::values::Listen;
 
 /// Headings of the flags in the help.
@@ -208,6 +209,9 @@ pub(crate) struct Arguments {
     /// The only supported driver; a flag of gpu-manager
     #[arg(long, hide = true, default_value = "nvidia", value_parser = ["nvidia"])]
     pub(super) driver: String,
+
+    #[command(flatten)]
+    pub(super) profile: ProfileArguments,
 
     #[command(flatten)]
     pub(super) log: LogArguments,
