@@ -121,15 +121,15 @@ fn target(resources: impl Iterator<Item = Resource>, holdings: Holdings<'_>) -> 
 
 /// Returns the state of the node with the holdings of all other dialects.
 ///
-/// A pod that terminates does not count: its devices come back while it ends, so that the kubelet knows them
-/// when a pod arrives that was waiting for the GPU.
+/// A pod that ends does not count: the devices come back meanwhile, so that the kubelet knows them when a pod
+/// arrives that was waiting for the GPU. The requests of a pod that only the kubelet lists do not count either.
 fn held_by_others(
     dialect: Dialect,
     holdings: Holdings<'_>,
     pods: &[PodHoldings<'_>],
     mut state: NodeState,
 ) -> NodeState {
-    for pod in pods.iter().filter(|pod| !pod.is_terminating) {
+    for pod in pods.iter().filter(|pod| !pod.is_ending) {
         state.add(&holdings.grant_of(pod, |held| held.dialect != dialect));
     }
     state

@@ -44,8 +44,8 @@ pub(super) struct Holding {
 /// GPUs of the containers of one pod.
 pub(super) struct PodHoldings<'a> {
     owner: Owner<'a>,
-    /// Whether the deletion of the pod has begun.
-    pub(super) is_terminating: bool,
+    /// Whether the pod is being deleted, or is gone from the API server.
+    pub(super) is_ending: bool,
     pub(super) containers: Vec<Holding>,
 }
 
@@ -213,9 +213,9 @@ impl<'a> Holdings<'a> {
                 continue;
             }
             owned.extend(self.entry_of(uid, pod).map(std::ptr::from_ref));
-            let is_terminating = pod.metadata.deletion_timestamp.is_some();
+            let is_ending = pod.metadata.deletion_timestamp.is_some();
             let containers = self.of_pod(uid, pod);
-            all.push(PodHoldings { owner: Owner::Pod(uid), is_terminating, containers });
+            all.push(PodHoldings { owner: Owner::Pod(uid), is_ending, containers });
         }
         // Devices of pods that the API server does not know, or no longer knows, are in use too.
         // Older kubelets also list ended pods, whose devices are free.
@@ -225,7 +225,7 @@ impl<'a> Holdings<'a> {
                 continue;
             }
             let (owner, containers) = (Owner::Unidentified { entry, position }, held_by_devices(gpus, entry));
-            all.push(PodHoldings { owner, is_terminating: false, containers });
+            all.push(PodHoldings { owner, is_ending: true, containers });
         }
         all.retain(|pod| !pod.containers.is_empty());
         all

@@ -29,7 +29,9 @@ pub(super) async fn mixed(harness: &Harness) -> Result<()> {
     let first = stage.pod("first").await?;
     ensure!(first.status.phase == "Running", "the first pod is {}", first.status.phase);
     harness.note("pods got instances of the profiles they asked for, also from a restarted agent");
-    stage.delete_all().await?;
+    for name in ["first", "second", "larger"] {
+        stage.delete(name).await?;
+    }
     create_instances(&stage, &[])?;
     stage.wait_for_allocatable("nvidia.com/gpu", "8").await?;
     stage.wait_for_allocatable("nvidia.com/mig-1g.10gb", "0").await?;

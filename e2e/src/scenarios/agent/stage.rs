@@ -301,7 +301,9 @@ impl Stage {
             .wait_for("all pods to be gone", SOON, async || {
                 Ok(self.cluster.pods().list(&everything).await?.items.is_empty().then_some(()))
             })
-            .await
+            .await?;
+        // A pod that bypasses kube-scheduler must not come before the kubelet knows the released devices.
+        self.wait_until_served().await
     }
 
     /// Returns a page of the agent.

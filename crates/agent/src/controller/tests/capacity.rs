@@ -197,13 +197,21 @@ fn a_pod_on_its_way_finds_its_devices() {
 }
 
 #[test]
-fn devices_of_a_terminating_pod_come_back_before_it_ends() {
+fn devices_of_an_ending_pod_come_back_before_its_containers_end() {
     let mut world = World::new();
     world.run(pod("m", "m", &[("main", memory(7))]), &[("main", &[1])]).unwrap();
     settle(&mut world);
     let mut ending = world.pods["m"].clone();
     ending.metadata.deletion_timestamp = Some("2026-11-15T05:00:00Z".into());
     world.event(Event::PodApplied(Box::new(ending)));
+    assert_eq!(unhealthy(&world), [0; 5]);
+
+    // A pod that is deleted at once is gone from the API server while the kubelet still lists it.
+    world.run(pod("n", "n", &[("main", memory(7))]), &[("main", &[2])]).unwrap();
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 1, 0, 0, 28]);
+    world.pods.remove("n");
+    world.event(Event::PodDeleted(PodUid("n".into())));
     assert_eq!(unhealthy(&world), [0; 5]);
 }
 
