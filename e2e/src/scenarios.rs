@@ -107,6 +107,18 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "mig-mixed",
+        "MIG instances are resources of their own: found through NVML, given to containers, back after a restart",
+        Enclosed(agent::mig_mixed),
+        Always
+    ),
+    scenario!(
+        "mig-single",
+        "MIG instances of one profile take the place of the GPUs",
+        Enclosed(agent::mig_single),
+        Always
+    ),
+    scenario!(
         "agent-restarts",
         "agent and kubelet are killed at random while pods start and end; all allocations agree afterwards",
         Enclosed(agent::restarts),
@@ -170,6 +182,12 @@ static SCENARIOS: &[Scenario] = &[
         "together",
         "kube-scheduler, tessera scheduler, a real kubelet and the agent: pods run with their GPUs",
         Enclosed(scheduler::together),
+        Always
+    ),
+    scenario!(
+        "capacity",
+        "allocatable minus requests is what pods of each dialect can still get; no pod is rejected because of it",
+        Enclosed(scheduler::capacity),
         Always
     ),
     scenario!(

@@ -10,6 +10,7 @@ mod allocate;
 mod answers;
 mod bad_annotations;
 mod calls;
+mod capacity;
 mod devices;
 mod diagnostics;
 mod error;
@@ -24,6 +25,7 @@ mod isolation;
 mod kubelet;
 mod ledger_cache;
 mod limits;
+mod mig;
 mod over_time;
 mod overruns;
 mod pods;
@@ -51,6 +53,7 @@ pub use self::{
     health::{IncidentEffect, incident_effect},
     isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, OnEscape, WithoutLibrary},
     limits::ContainerLimits,
+    mig::{InstanceOffer, MigStrategy},
     publications::NodePatch,
     settings::AgentSettings,
     throttle_cycle::DutyCycle,
@@ -62,10 +65,10 @@ pub use self::{
     warning::Warning,
 };
 use self::{
-    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, diagnostics::Diagnostics,
-    grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory, kubelet::KubeletView,
-    ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods, publications::NodePublication,
-    reconcile::PodPatches, usage_check::UsageCheck,
+    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, capacity::Capacity,
+    diagnostics::Diagnostics, grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory,
+    kubelet::KubeletView, ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods,
+    publications::NodePublication, reconcile::PodPatches, usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.
@@ -84,6 +87,8 @@ pub struct Agent {
     admissions: Admissions,
     /// Sum of all holdings.
     ledger: LedgerCache,
+    /// Devices that are withdrawn because other dialects hold their GPUs.
+    capacity: Capacity,
     /// Limits that were written for containers.
     grants: GrantDirectories,
     /// Annotations that were written to pods.
@@ -112,6 +117,7 @@ impl Agent {
             calls: PendingCalls::default(),
             admissions: Admissions::default(),
             ledger: LedgerCache::default(),
+            capacity: Capacity::default(),
             grants: GrantDirectories::default(),
             patches: PodPatches::default(),
             publication: NodePublication::default(),
@@ -127,7 +133,9 @@ impl Agent {
     /// Takes in an event and returns what the shell must do.
     pub fn handle(&mut self, now: EventTime, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
+        let is_tick = matches!(event, Event::Tick);
         let dirty = self.apply(now, event, &mut actions);
+        self.reconcile_capacity(now, is_tick, &mut actions);
         if !matches!(dirty, Dirty::Nothing) {
             self.retry_calls(now, &mut actions);
         }
@@ -158,6 +166,7 @@ impl Agent {
     /// Notes that pods, GPUs or the kubelet's list have changed.
     fn invalidate(&mut self) {
         self.ledger.invalidate();
+        self.capacity.invalidate();
         self.revision += 1;
     }
 

@@ -9,6 +9,7 @@ mod cluster;
 mod gpus;
 mod grants;
 mod http;
+mod instance_plugin;
 mod library;
 mod plugin;
 mod sampler;
@@ -40,7 +41,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin, throttle::Throttle,
+    account_reader::AccountReader, arbiter::Arbiter, grants::Grants, instance_plugin::InstancePlugins,
+    plugin::Plugin, throttle::Throttle,
 };
 pub use self::{
     cluster::{Cluster, ClusterEvent},
@@ -158,6 +160,7 @@ pub async fn run<C: Cluster>(
     gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
     let shell = Shell {
+        instance_plugins: InstancePlugins::new(settings.injection.clone(), settings.registration.clone()),
         registration: settings.registration.clone(),
         agent: Agent::new(settings),
         cluster: ports.cluster,
@@ -197,6 +200,7 @@ struct Shell<C> {
     messages: Messages,
     sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
+    instance_plugins: InstancePlugins,
     /// Channels for the answers to open calls of the kubelet.
     calls: BTreeMap<CallId, oneshot::Sender<CallAnswer>>,
     /// Revision of the pods and GPUs that the sampler has, and when it got them.
@@ -278,6 +282,9 @@ impl<C: Cluster> Shell<C> {
     fn act(&mut self, action: Action) {
         match action {
             Action::PublishDevices(resource, devices) => self.plugin(resource).publish(devices),
+            Action::PublishInstances(offers) => {
+                self.instance_plugins.publish(offers, &mut self.tasks, &self.stop);
+            }
             Action::Answer(call, answer) => {
                 if let Some(reply) = self.calls.remove(&call) {
                     let _disconnected = reply.send(answer);

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, OnEscape, WithoutLibrary};
+use tessera_agent::controller::{
+    AgentSettings, InstalledLibrary, Isolation, MigStrategy, OnEscape, WithoutLibrary,
+};
 use tessera_agent::shell::{self, PagesAccess, PagesPort, Ports, RunError, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
@@ -157,6 +159,8 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         quiet_time: Duration::from_secs(10),
         ignored_xids: std::collections::BTreeSet::new(),
         ignore_pending_reset: false,
+        withdraw_held: true,
+        mig_strategy: MigStrategy::None,
         advertise: Some(AgentAddress { url: url.to_owned(), certificate: None }),
     }
 }

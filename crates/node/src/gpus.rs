@@ -3,6 +3,7 @@
 //! The trait [`Gpus`] has two implementations: [`Nvml`] uses NVIDIA's driver, and [`Simulated`]
 //! reads a description from a file and needs no GPU.
 
+mod instance;
 mod nvml;
 mod sample;
 mod simulated;
@@ -16,6 +17,7 @@ use tessera_core::{
 use tessera_wire::{foreign::smi_matrix::BadMatrix, tessera::inventory::BadInventory};
 
 pub use self::{
+    instance::GpuInstance,
     nvml::Nvml,
     sample::{
         BusyTime, GpuMemory, GpuSample, MigInstance, ProcessMemory, ProfilingCounters, RemappedRows,
@@ -59,6 +61,8 @@ pub struct DiscoveredGpus {
     pub gpus: Vec<Gpu>,
     /// Links between the GPUs.
     pub topology: Topology,
+    /// MIG instances of all GPUs, by GPU.
+    pub instances: Vec<GpuInstance>,
     /// PCI address of each GPU, or empty if unknown.
     pub pci: Vec<String>,
     /// Version of the driver, if there is one.

@@ -25,6 +25,7 @@ mod lookup;
 mod memory;
 mod modules;
 mod nvml;
+mod nvml_mig;
 mod work;
 
 /// The result of every driver function.

@@ -4,7 +4,8 @@ use std::ffi::c_char;
 
 use crate::contexts::as_handle;
 use crate::gpu::{GpuProcess, TOTAL_BYTES, uuid};
-use crate::{Handle, INVALID_VALUE, SUCCESS, Status};
+use crate::nvml_mig::{Instance, write};
+use crate::{Handle, SUCCESS, Status};
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> Status {
@@ -19,6 +20,9 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, text: *mut c_char, length: u32) -> Status {
+    if let Some(instance) = Instance::of(device) {
+        return unsafe { write(&instance.uuid(), text, length) };
+    }
     let mut name = String::from("GPU-");
     for (index, byte) in uuid(device.addr() - 1).iter().enumerate() {
         if [4, 6, 8, 10].contains(&index) {
@@ -26,16 +30,15 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, text: *mut c_char, le
         }
         name += &format!("{byte:02x}");
     }
-    name.push('\0');
-    if name.len() > length as usize {
-        return INVALID_VALUE;
-    }
-    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), text.cast(), name.len()) };
-    SUCCESS
+    unsafe { write(&name, text, length) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, info: *mut [u64; 3]) -> Status {
+    if let Some(instance) = Instance::of(device) {
+        unsafe { *info = [instance.bytes(), instance.bytes(), 0] };
+        return SUCCESS;
+    }
     let used = GpuProcess::get(device.addr() - 1).map_or(0, GpuProcess::used);
     unsafe { *info = [TOTAL_BYTES, TOTAL_BYTES - used, used] };
     SUCCESS

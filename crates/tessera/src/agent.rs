@@ -41,6 +41,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 
 async fn serve(arguments: Arguments) -> Result<()> {
     old_flags::log_without_effect(&arguments.no_effect);
+    arguments.profile.serve().await?;
     for word in &arguments.disable_health_checks.unknown {
         tracing::warn!(
             word,
@@ -121,6 +122,8 @@ fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
+        withdraw_held: arguments.withdraw_held,
+        mig_strategy: arguments.mig_strategy.into(),
         policy: arguments.policy.clone(),
         injection: InjectionSettings {
             visible: arguments.visible_devices.into(),

@@ -84,6 +84,18 @@ fn describe(found: &DiscoveredGpus, looks: &[Option<GpuSample>]) -> String {
             "GPU{}: {}, {}, {}, /dev/nvidia{}, PCI {pci}, NUMA node {numa}, {health}",
             gpu.index, gpu.uuid, gpu.model, gpu.memory, gpu.minor
         );
+        for instance in found.instances.iter().filter(|instance| instance.gpu == gpu.index) {
+            let nodes = instance.device_nodes.join(" ");
+            let _ = writeln!(
+                text,
+                "  MIG {}: {}, {}, GPU instance {}, compute instance {} {nodes}",
+                instance.profile,
+                instance.uuid,
+                instance.memory,
+                instance.gpu_instance,
+                instance.compute_instance
+            );
+        }
         let Some(Some(look)) = looks.get(gpu.index.position()) else { continue };
         let used = look.memory.map_or(MiB::ZERO, |memory| MiB(memory.used >> 20));
         let process = |process: &ProcessMemory| match process.bytes {

@@ -13,6 +13,7 @@ mod metrics;
 mod mount_grants;
 mod old_flags;
 mod place;
+mod profile_page;
 mod scheduler;
 mod service_manager;
 mod simulate;

@@ -23,10 +23,8 @@ const OF_BOTH: &[WithoutEffect] = &[
     ("vmodule", true, "--log sets what is logged"),
 ];
 
-const OF_SCHEDULER: &[WithoutEffect] = &[
-    ("master", true, "--kubeconfig or the pod's service account names the API server"),
-    ("pprofAddress", true, "there is no profiling page"),
-];
+const OF_SCHEDULER: &[WithoutEffect] =
+    &[("master", true, "--kubeconfig or the pod's service account names the API server")];
 
 const OF_AGENT: &[WithoutEffect] = &[
     ("allocation-check-period", true, "allocations are compared at every change"),
@@ -48,7 +46,7 @@ const OF_AGENT: &[WithoutEffect] = &[
 ];
 
 /// Flags with another name now.
-const RENAMED: &[(&str, &str)] = &[("sample-period", "sample-every")];
+const RENAMED: &[(&str, &str)] = &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
 
 /// Hidden flag that collects the flags without effect.
 const COLLECTED: &str = "--no-effect";
@@ -209,7 +207,7 @@ mod tests {
             "scheduler --address=0.0.0.0:3456 --v=4 --config=/etc/kubernetes/gpu-quota-admission.config \
              --incluster-mode=false --logtostderr=true --pprofAddress 127.0.0.1:3457",
             "scheduler --address=0.0.0.0:3456 --config=/etc/kubernetes/gpu-quota-admission.config \
-             --no-effect=incluster-mode --no-effect=logtostderr --no-effect=pprofAddress --log=info,tessera=debug",
+             --no-effect=incluster-mode --no-effect=logtostderr --pprof-address 127.0.0.1:3457 --log=info,tessera=debug",
         );
     }
 

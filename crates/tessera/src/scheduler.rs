@@ -22,6 +22,7 @@ use tessera_wire::{foreign::quota, tessera::rules};
 
 use self::listen::ListenArguments;
 use crate::log::LogArguments;
+use crate::profile_page::ProfileArguments;
 use crate::{host, old_flags};
 
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
@@ -99,6 +100,9 @@ pub(crate) struct Arguments {
     no_events: bool,
 
     #[command(flatten)]
+    profile: ProfileArguments,
+
+    #[command(flatten)]
     log: LogArguments,
 
     /// Old flags that were given and have no effect
@@ -133,6 +137,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 
 async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     old_flags::log_without_effect(&arguments.no_effect);
+    arguments.profile.serve().await?;
     let Arguments {
         listen,
         kubeconfig,
@@ -149,6 +154,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         lease,
         lease_seconds,
         no_events,
+        profile: _,
         log: _,
         no_effect: _,
     } = arguments;

@@ -147,6 +147,16 @@ impl Component {
         Ok(())
     }
 
+    /// Stops the threads of the program until [`Self::resume`], like a machine without time for it.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets a paused program run again.
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
     /// Kills the program as an accident would: it counts as dead from then on.
     pub(crate) fn crash(&self) {
         self.signal(Signal::KILL);

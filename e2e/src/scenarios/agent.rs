@@ -6,6 +6,7 @@ mod exporter;
 mod footprint;
 mod health;
 mod library;
+mod mig;
 mod misnamed;
 mod outage;
 mod pods;
@@ -58,6 +59,16 @@ pub(crate) async fn library(harness: Harness) -> Result<()> {
 /// Containers get the driver's files without a container runtime of NVIDIA's.
 pub(crate) async fn driver(harness: Harness) -> Result<()> {
     driver::run(&harness).await
+}
+
+/// Instances of GPUs in MIG mode as resources of their own.
+pub(crate) async fn mig_mixed(harness: Harness) -> Result<()> {
+    mig::mixed(&harness).await
+}
+
+/// Instances of GPUs in MIG mode as GPUs.
+pub(crate) async fn mig_single(harness: Harness) -> Result<()> {
+    mig::single(&harness).await
 }
 
 /// CPU and memory of the agent.

@@ -2,6 +2,7 @@
 
 mod admission;
 mod audit;
+mod capacity;
 mod certificates;
 mod dialects;
 mod filter_only;
@@ -31,8 +32,9 @@ use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
-    dialects::run as dialects, filter_only::run as filter_only, inspect::run as inspect, kills::run as kills,
-    random::run as random, replay::run as replay, throughput::run as throughput, together::run as together,
+    capacity::run as capacity, dialects::run as dialects, filter_only::run as filter_only,
+    inspect::run as inspect, kills::run as kills, random::run as random, replay::run as replay,
+    throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

@@ -6,13 +6,15 @@ use tessera_core::units::PodUid;
 use tessera_node::device_plugin::{Allocation, PluginDevice};
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{CallError, CallId, ContainerLimits, DutyCycle, NodePatch, Warning};
+use super::{CallError, CallId, ContainerLimits, DutyCycle, InstanceOffer, NodePatch, Warning};
 
 /// Work for the shell. The shell carries out the actions of one event in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Send the devices of a resource to the kubelet.
     PublishDevices(Resource, Vec<PluginDevice>),
+    /// Send the devices of all resources of MIG instances to the kubelet.
+    PublishInstances(Vec<InstanceOffer>),
     /// List the kubelet's podresources once.
     ListPodResources,
     /// Read the pods of this node from the API server.

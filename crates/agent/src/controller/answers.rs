@@ -255,6 +255,7 @@ impl Agent {
             pods: &self.pods,
             kubelet: &self.kubelet,
             admissions: &self.admissions,
+            withdrawn: self.capacity.published(),
         }
     }
 

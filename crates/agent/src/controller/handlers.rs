@@ -106,8 +106,23 @@ impl Agent {
         }
         self.pods.parse_all(self.inventory.gpus());
         self.invalidate();
-        self.inventory.publish_devices(self.settings.resources(), actions);
+        self.inventory.publish_devices(self.settings.resources(), self.capacity.published(), actions);
+        self.inventory.publish_instances(actions);
         Dirty::All
+    }
+
+    /// Withdraws devices whose part of a GPU other dialects hold, and offers others again.
+    ///
+    /// Nothing is withdrawn before pods and the kubelet's list are known: devices in use must stay healthy.
+    pub(super) fn reconcile_capacity(&mut self, now: EventTime, is_tick: bool, actions: &mut Vec<Action>) {
+        let is_known = self.pods.is_complete() && self.kubelet.has_listed();
+        if !self.settings.withdraw_held || !is_known || !self.capacity.is_due(now, is_tick) {
+            return;
+        }
+        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        if self.capacity.reconcile(now, self.settings.resources(), holdings) {
+            self.inventory.publish_devices(self.settings.resources(), self.capacity.published(), actions);
+        }
     }
 
     fn on_pods_read(&mut self, read: Result<Vec<Pod>, ShellError>, actions: &mut Vec<Action>) -> Dirty {

@@ -17,7 +17,11 @@ use tessera_core::{
 };
 use tessera_node::pod_resources::{ContainerDevices, PodDevices};
 use tessera_wire::{
-    foreign::{dialect::vcuda, objects::Pod, pod_spec::Claim},
+    foreign::{
+        dialect::{Dialect, vcuda},
+        objects::Pod,
+        pod_spec::Claim,
+    },
     kubelet::device_id::Resource,
 };
 
@@ -33,6 +37,16 @@ use super::{
 pub(super) struct Holding {
     pub(super) grant: ContainerGrant,
     pub(super) source: Source,
+    /// Dialect of the request.
+    pub(super) dialect: Dialect,
+}
+
+/// GPUs of the containers of one pod.
+pub(super) struct PodHoldings<'a> {
+    owner: Owner<'a>,
+    /// Whether the pod is being deleted, or is gone from the API server.
+    pub(super) is_ending: bool,
+    pub(super) containers: Vec<Holding>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,12 +115,13 @@ impl<'a> Holdings<'a> {
                 for (ids, source) in [(by_kubelet, Source::Listed), (by_us, Source::Recorded)] {
                     let gpus = ids.map(|ids| gpus.of_ids(resource, ids)).unwrap_or_default();
                     if !gpus.is_empty() {
-                        return Some(Holding { grant: grant(gpus), source });
+                        return Some(Holding { grant: grant(gpus), source, dialect: claim.dialect });
                     }
                 }
             }
             let granted = annotated.iter().find(|granted| granted.container == claim.container)?;
-            Some(Holding { grant: granted.clone(), source: Source::Annotated })
+            let (grant, dialect) = (granted.clone(), claim.dialect);
+            Some(Holding { grant, source: Source::Annotated, dialect })
         };
         claims.iter().filter_map(holding).collect()
     }
@@ -180,6 +195,16 @@ impl<'a> Holdings<'a> {
         let mut ledger = Ledger::default();
         let Some(gpus) = self.gpus else { return ledger };
         ledger.set_node(gpus.node.clone());
+        for pod in self.all() {
+            ledger.observe(self.grant_of(&pod, |_| true));
+        }
+        ledger
+    }
+
+    /// Returns what every pod holds, including pods that only the kubelet lists.
+    pub(super) fn all(&self) -> Vec<PodHoldings<'a>> {
+        let Some(gpus) = self.gpus else { return Vec::new() };
+        let mut all = Vec::new();
         let mut owned: BTreeSet<*const PodDevices> = BTreeSet::new();
         let mut ended: BTreeSet<(&str, &str)> = BTreeSet::new();
         for (uid, pod) in self.pods.iter() {
@@ -188,10 +213,9 @@ impl<'a> Holdings<'a> {
                 continue;
             }
             owned.extend(self.entry_of(uid, pod).map(std::ptr::from_ref));
-            let containers: Vec<_> = self.of_pod(uid, pod).into_iter().map(|held| held.grant).collect();
-            if !containers.is_empty() {
-                ledger.observe(self.pod_grant(&Owner::Pod(uid), containers));
-            }
+            let is_ending = pod.metadata.deletion_timestamp.is_some();
+            let containers = self.of_pod(uid, pod);
+            all.push(PodHoldings { owner: Owner::Pod(uid), is_ending, containers });
         }
         // Devices of pods that the API server does not know, or no longer knows, are in use too.
         // Older kubelets also list ended pods, whose devices are free.
@@ -200,12 +224,17 @@ impl<'a> Holdings<'a> {
             if owned.contains(&std::ptr::from_ref(entry)) || ended.contains(&name) {
                 continue;
             }
-            let containers = grants_by_devices(gpus, entry);
-            if !containers.is_empty() {
-                ledger.observe(self.pod_grant(&Owner::Unidentified { entry, position }, containers));
-            }
+            let (owner, containers) = (Owner::Unidentified { entry, position }, held_by_devices(gpus, entry));
+            all.push(PodHoldings { owner, is_ending: true, containers });
         }
-        ledger
+        all.retain(|pod| !pod.containers.is_empty());
+        all
+    }
+
+    /// Returns the grant of a pod, with only the containers for which `is_counted` returns true.
+    pub(super) fn grant_of(&self, pod: &PodHoldings<'_>, is_counted: impl Fn(&Holding) -> bool) -> PodGrant {
+        let counted = pod.containers.iter().filter(|held| is_counted(held));
+        self.pod_grant(&pod.owner, counted.map(|held| held.grant.clone()).collect())
     }
 
     fn pod_grant(&self, owner: &Owner<'_>, containers: Vec<ContainerGrant>) -> PodGrant {
@@ -227,8 +256,9 @@ pub(super) fn is_settled(holdings: &[Holding]) -> bool {
 }
 
 /// Returns what an unidentified pod holds, counted by its devices.
-fn grants_by_devices(gpus: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGrant> {
+fn held_by_devices(gpus: &NodeGpus, entry: &PodDevices) -> Vec<Holding> {
     let of = |container: &ContainerDevices| {
+        let dialect = container.ids.keys().find_map(|name| Resource::named(name))?.dialect();
         let mut held: BTreeMap<GpuIndex, Hold> = BTreeMap::new();
         for (name, ids) in &container.ids {
             let Some(resource) = Resource::named(name) else { continue };
@@ -250,7 +280,9 @@ fn grants_by_devices(gpus: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGrant>
             }
         }
         let container = container.name.clone();
-        ContainerGrant { container, role: ContainerRole::Main, holds: held.into_iter().collect() }
+        let grant =
+            ContainerGrant { container, role: ContainerRole::Main, holds: held.into_iter().collect() };
+        (!grant.holds.is_empty()).then_some(Holding { grant, source: Source::Listed, dialect })
     };
-    entry.containers.iter().map(of).filter(|grant| !grant.holds.is_empty()).collect()
+    entry.containers.iter().filter_map(of).collect()
 }

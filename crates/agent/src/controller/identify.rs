@@ -22,6 +22,7 @@ use super::{
     AgentSettings, EventTime,
     admission::Admissions,
     calls::PendingCall,
+    capacity::Withdrawn,
     inventory::NodeGpus,
     kubelet::KubeletView,
     pods::{Pods, has_ended, name_of},
@@ -38,6 +39,8 @@ pub(super) struct PodFinder<'a> {
     pub(super) pods: &'a Pods,
     pub(super) kubelet: &'a KubeletView,
     pub(super) admissions: &'a Admissions,
+    /// Devices that the kubelet does not give out.
+    pub(super) withdrawn: &'a Withdrawn,
 }
 
 impl PodFinder<'_> {
@@ -102,7 +105,8 @@ impl PodFinder<'_> {
         let held: HashSet<(GpuIndex, u64)> = held.collect();
         let healthy = gpus.node.topology().gpus().iter().filter(|gpu| gpus.is_healthy(*gpu));
         let all: u64 = healthy.map(|gpu| gpus.ids.per_gpu(resource, gpu)).sum();
-        usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(held.len())
+        let withdrawn = self.withdrawn.count(resource, |gpu| gpus.is_healthy(gpu));
+        usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(held.len() + withdrawn)
     }
 
     /// Returns whether the kubelet lists a pod without this resource that the watch has not

@@ -17,7 +17,12 @@ use tessera_wire::{
     tessera::inventory::Inventory,
 };
 
-use super::{Action, AgentSettings, EventTime, ShellError, Warning, health::GpuHealth};
+use super::{
+    Action, AgentSettings, EventTime, MigStrategy, ShellError, Warning,
+    capacity::Withdrawn,
+    health::GpuHealth,
+    mig::{self, NotAlike, is_instance},
+};
 
 /// GPUs that have been discovered, and the IDs of their devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +69,9 @@ pub(super) struct GpuInventory {
     discovery_error: Option<ShellError>,
     health: GpuHealth,
     ignore_pending_reset: bool,
+    mig_strategy: MigStrategy,
+    /// Why instances could not take the place of the GPUs at the last discovery.
+    not_alike: Option<NotAlike>,
 }
 
 impl GpuInventory {
@@ -75,6 +83,8 @@ impl GpuInventory {
             discovery_error: None,
             health: GpuHealth::new(settings.quiet_time, settings.ignored_xids.clone()),
             ignore_pending_reset: settings.ignore_pending_reset,
+            mig_strategy: settings.mig_strategy,
+            not_alike: None,
         }
     }
 
@@ -98,6 +108,7 @@ impl GpuInventory {
         let found = match found {
             Ok(found) => {
                 self.discovery_error = None;
+                let found = self.with_instances(found, actions);
                 let mut found = self.with_names_of_lost_gpus(found);
                 for gpu in found.gpus.iter_mut().filter(|gpu| gpu.health == Health::AwaitingReset) {
                     if self.ignore_pending_reset {
@@ -143,7 +154,15 @@ impl GpuInventory {
         let Some(gpus) = &self.gpus else { return false };
         // An incident without a GPU concerns all GPUs.
         let all = || gpus.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let uuids: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
+        let of = |gpu: GpuUuid| -> Vec<GpuUuid> {
+            if gpus.found.gpus.iter().any(|known| known.uuid == gpu) {
+                return vec![gpu];
+            }
+            // The instances of this GPU are in its place.
+            let instances = gpus.found.instances.iter().filter(|instance| instance.gpu_uuid == gpu);
+            instances.map(|instance| instance.uuid.clone()).collect()
+        };
+        let uuids: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, of);
         let mut changed = false;
         for gpu in uuids {
             if self.health.record(now.elapsed, &gpu, incident.kind) {
@@ -166,21 +185,57 @@ impl GpuInventory {
         restored
     }
 
-    /// Sends the devices of all `resources` to the kubelet.
+    /// Sends the devices of all `resources` to the kubelet, the withdrawn ones as unhealthy.
     pub(super) fn publish_devices(
         &self,
         resources: impl Iterator<Item = Resource>,
+        withdrawn: &Withdrawn,
         actions: &mut Vec<Action>,
     ) {
         let Some(gpus) = &self.gpus else { return };
         for resource in resources {
-            let device = |(id, index)| {
+            let device = |(id, index, number)| {
                 let gpu = gpus.node.gpu(index)?;
-                let healthy = gpu.health.is_healthy();
+                // The library cannot hold a container to a share of an instance.
+                let can_serve = resource.is_whole() || !is_instance(gpu);
+                let healthy =
+                    gpu.health.is_healthy() && can_serve && !withdrawn.contains(resource, index, number);
                 Some(PluginDevice { id, healthy, numa_node: gpu.numa.map(i64::from) })
             };
             let devices = gpus.ids.all(resource).filter_map(device).collect();
             actions.push(Action::PublishDevices(resource, devices));
+        }
+    }
+
+    /// Sends the devices of MIG instances to the kubelet, if they are resources of their own.
+    pub(super) fn publish_instances(&self, actions: &mut Vec<Action>) {
+        let Some(gpus) = self.gpus.as_ref().filter(|_| self.mig_strategy == MigStrategy::Mixed) else {
+            return;
+        };
+        let is_usable = |gpu: &GpuUuid| self.discovery_error.is_none() && !self.health.is_out_of_use(gpu);
+        actions.push(Action::PublishInstances(mig::offers(&gpus.found, is_usable)));
+    }
+
+    /// Puts instances into the place of their GPUs, if they are to be offered so. Logs why it is not possible.
+    fn with_instances(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) -> DiscoveredGpus {
+        let is_in_use = found.gpus.iter().any(|gpu| gpu.health == Health::InMigMode);
+        if self.mig_strategy != MigStrategy::Single || !is_in_use {
+            self.not_alike = None;
+            return found;
+        }
+        match mig::instances_as_gpus(&found) {
+            Ok(found) => {
+                self.not_alike = None;
+                found
+            }
+            Err(reason) => {
+                if self.not_alike.as_ref() != Some(&reason) {
+                    let message = "MIG instances are not offered as GPUs";
+                    actions.push(Action::Warn(Warning::new(message).error(&reason)));
+                }
+                self.not_alike = Some(reason);
+                found
+            }
         }
     }
 
@@ -204,9 +259,11 @@ impl GpuInventory {
         let Some(gpus) = &self.gpus else { return };
         let was_lost = |gpu: &Gpu| {
             let known = gpus.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
-            were_all_lost || known.is_some_and(|known| !known.health.is_healthy())
+            were_all_lost
+                || known.is_some_and(|known| !known.health.is_healthy() && known.health != gpu.health)
         };
-        for gpu in found.gpus.iter().filter(|gpu| gpu.health.is_healthy() && was_lost(gpu)) {
+        let answers = |gpu: &&Gpu| gpu.health.is_healthy() || gpu.health == Health::InMigMode;
+        for gpu in found.gpus.iter().filter(answers).filter(|gpu| was_lost(gpu)) {
             self.health.restore(&gpu.uuid);
         }
     }
@@ -214,19 +271,32 @@ impl GpuInventory {
     /// Warns of GPUs that the driver has and that cannot be granted, once for each.
     fn warn_of_withdrawn_gpus(&self, found: &DiscoveredGpus, actions: &mut Vec<Action>) {
         for gpu in &found.gpus {
-            let message = match gpu.health {
-                Health::InMigMode => {
-                    "a GPU is in MIG mode and is not offered; its instances are not offered either. Disable MIG mode \
-                     with nvidia-smi -mig 0 to use the GPU"
-                }
-                Health::AwaitingReset => {
-                    "a GPU is not offered until it is reset, because memory of it was retired; use nvidia-smi -r"
-                }
-                Health::Healthy | Health::Unhealthy => continue,
-            };
-            let known = self.gpus.as_ref().and_then(|gpus| gpus.found.gpus.get(gpu.index.position()));
-            if known.is_none_or(|known| (&known.uuid, known.health) != (&gpu.uuid, gpu.health)) {
+            let Some(message) = self.withdrawal(found, gpu) else { continue };
+            let known = self.gpus.as_ref().map(|gpus| &gpus.found);
+            let before = known.and_then(|known| Some((known, known.gpus.get(gpu.index.position())?)));
+            let is_known = before.is_some_and(|(known, before)| {
+                before.uuid == gpu.uuid && self.withdrawal(known, before) == Some(message)
+            });
+            if !is_known {
                 actions.push(Action::Warn(Warning::new(message).gpu(&gpu.uuid)));
+            }
+        }
+    }
+
+    /// Returns why a GPU that answers cannot be granted, with the remedy.
+    fn withdrawal(&self, found: &DiscoveredGpus, gpu: &Gpu) -> Option<&'static str> {
+        let has_instances = || found.instances.iter().any(|instance| instance.gpu_uuid == gpu.uuid);
+        match (gpu.health, self.mig_strategy) {
+            (Health::Healthy | Health::Unhealthy, _) | (Health::InMigMode, MigStrategy::Single) => None,
+            (Health::InMigMode, MigStrategy::None) => Some(
+                "a GPU is in MIG mode and is not offered; offer its instances with --mig-strategy mixed or single, or \
+                 disable MIG mode with nvidia-smi -mig 0",
+            ),
+            (Health::InMigMode, MigStrategy::Mixed) => (!has_instances()).then_some(
+                "a GPU is in MIG mode and has no instance to offer; create some with nvidia-smi mig -cgi PROFILE -C",
+            ),
+            (Health::AwaitingReset, _) => {
+                Some("a GPU is not offered until it is reset, because memory of it was retired; use nvidia-smi -r")
             }
         }
     }

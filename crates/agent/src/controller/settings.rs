@@ -13,7 +13,7 @@ use tessera_wire::{
     tessera::agent_address::AgentAddress,
 };
 
-use super::Isolation;
+use super::{Isolation, MigStrategy};
 
 /// Settings of a node's agent, as the command line defines them.
 #[derive(Clone, Debug)]
@@ -24,6 +24,10 @@ pub struct AgentSettings {
     pub dialects: Vec<Dialect>,
     /// Requested size of one unit of `aliyun.com/gpu-mem`.
     pub memory_unit: MemoryUnit,
+    /// Whether devices of a dialect are withdrawn while other dialects hold their GPUs.
+    pub withdraw_held: bool,
+    /// How instances of GPUs in MIG mode are offered.
+    pub mig_strategy: MigStrategy,
     /// Policy that chooses GPUs for pods without a grant.
     pub policy: Policy,
     /// Form of the answers to `Allocate`.

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     fs,
     ops::ControlFlow,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, OnceLock, PoisonError},
 };
 
@@ -26,8 +26,8 @@ use tessera_core::{
 
 use self::{raw::Raw, sample::Samples};
 use super::{
-    DiscoveredGpus, GpuPower, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory,
-    SampleInterval,
+    DiscoveredGpus, GpuInstance, GpuPower, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory,
+    SampleInterval, instance::device_nodes,
 };
 
 /// Timeout of one wait for events, as in the original device plugins.
@@ -35,6 +35,9 @@ const WAIT_MILLISECONDS: u32 = 5000;
 
 /// Largest number of NVLinks of a GPU.
 const MAX_LINKS: u32 = 18;
+
+/// Directory in which the driver describes the device nodes of MIG instances.
+const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 
 /// Events that make a GPU unhealthy.
 const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUBLE_BIT_ECC_ERROR);
@@ -77,6 +80,17 @@ impl Nvml {
         Ok(*library.insert(Box::leak(Box::new(loaded))))
     }
 
+    /// Returns the MIG instances of all GPUs in MIG mode.
+    fn instances(&self, gpus: &[Gpu], devices: &[Result<Device<'static>, NvmlError>]) -> Vec<GpuInstance> {
+        let raw = self.raw.get_or_init(Raw::load).as_ref();
+        let in_mig_mode = gpus.iter().zip(devices).filter(|(gpu, _)| gpu.health == Health::InMigMode);
+        let of = |(gpu, device): (&Gpu, &Result<Device<'static>, NvmlError>)| {
+            let parts = device.as_ref().ok().map(sample::mig_devices).into_iter().flatten();
+            parts.filter_map(|part| instance_of(gpu, &part, raw?)).collect::<Vec<_>>()
+        };
+        in_mig_mode.flat_map(of).collect()
+    }
+
     fn devices(&self) -> Result<Vec<Result<Device<'static>, NvmlError>>, GpusError> {
         let library = self.library()?;
         let count = library.device_count().map_err(failed("the number of GPUs"))?;
@@ -108,7 +122,8 @@ impl Gpus for Nvml {
             Topology::from_pairs(gpus.len(), |a, b| links.get(&(a, b)).copied().unwrap_or_default());
         let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
         let driver = self.library()?.sys_driver_version().ok();
-        Ok(DiscoveredGpus { gpus, topology: topology.with_numa(&numa), pci, driver })
+        let instances = self.instances(&gpus, &devices);
+        Ok(DiscoveredGpus { gpus, topology: topology.with_numa(&numa), instances, pci, driver })
     }
 
     fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
@@ -199,6 +214,22 @@ fn health(device: &Device<'_>) -> Health {
         return Health::AwaitingReset;
     }
     Health::Healthy
+}
+
+/// Returns a MIG instance of a GPU, or `None` if the driver does not describe it.
+fn instance_of(gpu: &Gpu, part: &Device<'_>, raw: &Raw) -> Option<GpuInstance> {
+    let (gpu_instance, compute_instance) = raw.instances(part);
+    let (gpu_instance, compute_instance) = (gpu_instance?, compute_instance?);
+    Some(GpuInstance {
+        gpu: gpu.index,
+        gpu_uuid: gpu.uuid.clone(),
+        uuid: part.uuid().ok()?.as_str().into(),
+        profile: part.name().ok().as_deref().and_then(sample::mig_profile)?,
+        memory: mib(part.memory_info().ok()?.total),
+        gpu_instance,
+        compute_instance,
+        device_nodes: device_nodes(Path::new(CAPABILITIES), gpu.minor, gpu_instance, compute_instance),
+    })
 }
 
 /// Returns a placeholder for a GPU that does not answer, so that the others keep their index.

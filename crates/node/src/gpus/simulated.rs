@@ -11,6 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde::Deserialize;
 use tessera_core::{
     gpu::{Gpu, GpuUuid, Health},
     topology::Topology,
@@ -19,8 +20,8 @@ use tessera_core::{
 use tessera_wire::{foreign::smi_matrix, tessera::inventory};
 
 use super::{
-    BadDescription, DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory,
-    SampleInterval,
+    BadDescription, DiscoveredGpus, GpuInstance, GpuSample, Gpus, GpusError, Incident, IncidentKind,
+    ProcessMemory, SampleInterval,
 };
 
 /// Memory of a GPU if the file is only a matrix of links.
@@ -39,11 +40,42 @@ const POLLS_PER_REPORT: u32 = 10;
 ///
 /// Lines appended to `FILE.events` are incidents of the GPUs: `3 xid 79`, `3 ecc`, `3 lost`, `3
 /// back`. Lines of `FILE.processes` are processes on the GPUs for as long as they are in the file:
-/// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`.
+/// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`. Lines of `FILE.instances` put GPUs into MIG mode:
+/// `{"gpu":0,"uuid":"MIG-4e0c","profile":"1g.10gb","memoryMiB":9728,"gpuInstance":7,"computeInstance":0}`.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     file: PathBuf,
     state: Arc<Mutex<SimulatedState>>,
+}
+
+/// One line of the file of MIG instances.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct InstanceLine {
+    gpu: u8,
+    uuid: String,
+    profile: String,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+    gpu_instance: u32,
+    compute_instance: u32,
+}
+
+impl InstanceLine {
+    /// Returns the instance, or `None` if its GPU does not exist.
+    fn of(self, gpus: &[Gpu]) -> Option<GpuInstance> {
+        let gpu = gpus.get(usize::from(self.gpu))?;
+        Some(GpuInstance {
+            gpu: gpu.index,
+            gpu_uuid: gpu.uuid.clone(),
+            uuid: self.uuid.as_str().into(),
+            profile: self.profile,
+            memory: MiB(self.memory_mib),
+            gpu_instance: self.gpu_instance,
+            compute_instance: self.compute_instance,
+            device_nodes: Vec::new(),
+        })
+    }
 }
 
 /// State kept between two samples.
@@ -75,7 +107,14 @@ impl Simulated {
     fn gpu(&self, state: &mut SimulatedState, uuid: &GpuUuid) -> Result<Gpu, GpusError> {
         let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
         if state.gpus.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
-            state.gpus = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
+            let DiscoveredGpus { mut gpus, instances, .. } = self.discover()?;
+            // An instance that is offered as a GPU is sampled like one.
+            let of_instances = instances.iter().filter_map(|instance| {
+                let gpu = gpus.get(instance.gpu.position())?;
+                Some(instance.as_gpu(instance.gpu, gpu))
+            });
+            gpus.extend(of_instances.collect::<Vec<_>>());
+            state.gpus = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), gpus));
         }
         let gpu = state.gpus.iter().flat_map(|(_, gpus)| gpus).find(|gpu| gpu.uuid == *uuid);
         gpu.cloned().ok_or_else(|| GpusError::UnknownGpu(uuid.clone()))
@@ -89,14 +128,22 @@ impl Simulated {
 
 impl Gpus for Simulated {
     fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
-        let (gpus, topology) = read_description(&self.file)
+        let (mut gpus, topology) = read_description(&self.file)
             .map_err(|reason| GpusError::Description { path: self.file.clone(), reason })?;
         if gpus.is_empty() {
             return Err(GpusError::NoGpu);
         }
         let pci =
             gpus.iter().map(|gpu| format!("00000000:{:02X}:00.0", u32::from(gpu.index.0) + 1)).collect();
-        Ok(DiscoveredGpus { gpus, topology, pci, driver: None })
+        let lines = fs::read_to_string(self.beside(".instances")).unwrap_or_default();
+        let instances: Vec<GpuInstance> = lines
+            .lines()
+            .filter_map(|line| serde_json::from_str::<InstanceLine>(line).ok()?.of(&gpus))
+            .collect();
+        for gpu in gpus.iter_mut().filter(|gpu| instances.iter().any(|part| part.gpu == gpu.index)) {
+            gpu.health = Health::InMigMode;
+        }
+        Ok(DiscoveredGpus { gpus, topology, instances, pci, driver: None })
     }
 
     fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tessera_agent::controller::WithoutLibrary;
+use tessera_agent::controller::{MigStrategy, WithoutLibrary};
 use tessera_core::placement::Policy;
 use tessera_limits::limits::ShareMeaning;
 use tessera_node::gpus::GpuSource;
@@ -13,6 +13,7 @@ use tessera_wire::kubelet::container_response::VisibleDevices;
 use super::health_checks::DisabledChecks;
 use crate::log::LogArguments;
 use crate::metrics::SamplingArguments;
+use crate::profile_page::ProfileArguments;
 use crate::values::Listen;
 
 /// Headings of the flags in the help.
@@ -51,6 +52,14 @@ pub(crate) struct Arguments {
     /// Unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
     #[arg(long, value_name = "UNIT", help_heading = OFFERED, default_value = "GiB")]
     pub(super) memory_unit: MemoryUnit,
+
+    /// Report devices as unhealthy while pods of other dialects hold their part of a GPU
+    #[arg(long, value_name = "YES", help_heading = OFFERED, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(super) withdraw_held: bool,
+
+    /// How instances of GPUs in MIG mode are offered
+    #[arg(long, value_name = "STRATEGY", help_heading = OFFERED, value_enum, default_value = "none", env = "MIG_STRATEGY")]
+    pub(super) mig_strategy: MigInstances,
 
     /// Policy for pods that bypassed the scheduler
     #[arg(long, value_name = "NAME", help_heading = OFFERED, default_value = "tessera")]
@@ -202,6 +211,9 @@ pub(crate) struct Arguments {
     pub(super) driver: String,
 
     #[command(flatten)]
+    pub(super) profile: ProfileArguments,
+
+    #[command(flatten)]
     pub(super) log: LogArguments,
 
     /// Old flags that were given and have no effect
@@ -239,6 +251,26 @@ pub(super) enum Strategy {
     Envvar,
     /// By CDI names
     CdiCri,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum MigInstances {
+    /// Not at all
+    None,
+    /// As GPUs, such as nvidia.com/gpu, if all instances of the node have one profile
+    Single,
+    /// As nvidia.com/mig-PROFILE
+    Mixed,
+}
+
+impl From<MigInstances> for MigStrategy {
+    fn from(strategy: MigInstances) -> Self {
+        match strategy {
+            MigInstances::None => Self::None,
+            MigInstances::Single => Self::Single,
+            MigInstances::Mixed => Self::Mixed,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -172,6 +172,19 @@ mod tests {
         serde_json::from_str::<PodSpec>(json).unwrap().request(MemoryUnit::GiB)
     }
 
+    /// kube-scheduler counts MIG instances without the extender.
+    #[test]
+    fn mig_instances_are_no_gpu_request() {
+        let container =
+            |limits: &str| format!(r#"{{"containers":[{{"name":"c","resources":{{"limits":{limits}}}}}]}}"#);
+        let read = |limits: &str| serde_json::from_str::<PodSpec>(&container(limits)).unwrap();
+        let instance = read(r#"{"nvidia.com/mig-1g.10gb":"1"}"#);
+        assert!(!instance.asks_for_gpus() && !instance.names_gpu_resources());
+        assert_eq!(instance.request(MemoryUnit::GiB).unwrap().containers[0].request, None);
+        let both = read(r#"{"nvidia.com/mig-1g.10gb":"1","nvidia.com/gpu":"1"}"#);
+        assert_eq!(both.request(MemoryUnit::GiB).unwrap().containers[0].request, Some(Request::Whole(1)));
+    }
+
     #[test]
     fn adds_up_init_containers_and_sidecars_like_kubernetes() {
         let pod = read(

@@ -98,21 +98,34 @@ impl InjectionSettings {
         response
     }
 
+    /// Returns the Allocate response of a container with MIG instances. `device_nodes` are those of the
+    /// instances alone.
+    #[must_use]
+    pub fn instances_response(
+        &self,
+        uuids: &[String],
+        device_nodes: impl Iterator<Item = String>,
+    ) -> ContainerAllocateResponse {
+        let mut response = ContainerAllocateResponse::default();
+        let visible = if self.cdi_kind.is_some() { "void".to_owned() } else { uuids.join(",") };
+        response.envs.insert(VISIBLE.to_owned(), visible);
+        match &self.cdi_kind {
+            Some(kind) => {
+                response.cdi_devices =
+                    uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
+            }
+            None if self.device_nodes => response.devices = device_specs(device_nodes.chain(shared_nodes())),
+            None => {}
+        }
+        response
+    }
+
     fn add_vcuda(&self, response: &mut ContainerAllocateResponse, grant: &ContainerGrant, minors: Vec<u32>) {
         let paths: Vec<String> = minors.iter().map(|minor| format!("/dev/nvidia{minor}")).collect();
         response.annotations = vcuda_annotations(grant, &paths);
         if self.device_nodes && self.cdi_kind.is_none() {
-            let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm"].map(str::to_owned);
-            response.devices = paths
-                .into_iter()
-                .chain(shared)
-                .chain(self.extra_devices.iter().cloned())
-                .map(|path| DeviceSpec {
-                    container_path: path.clone(),
-                    host_path: path,
-                    permissions: "rwm".into(),
-                })
-                .collect();
+            let nodes = paths.into_iter().chain(shared_nodes()).chain(self.extra_devices.iter().cloned());
+            response.devices = device_specs(nodes);
         }
         let has_whole_gpus = grant.holds.iter().all(|(_, hold)| *hold == Hold::Whole);
         let of_whole_gpus = self.driver_directory_of_whole_gpus.as_ref().filter(|_| has_whole_gpus);
@@ -125,6 +138,21 @@ impl InjectionSettings {
             });
         }
     }
+}
+
+/// Returns the device nodes that all GPUs of a host share.
+fn shared_nodes() -> impl Iterator<Item = String> {
+    ["/dev/nvidiactl", "/dev/nvidia-uvm"].map(str::to_owned).into_iter()
+}
+
+/// Returns device nodes as the kubelet passes them to a container, under their own paths.
+fn device_specs(paths: impl Iterator<Item = String>) -> Vec<DeviceSpec> {
+    let specification = |path: String| DeviceSpec {
+        container_path: path.clone(),
+        host_path: path,
+        permissions: "rwm".into(),
+    };
+    paths.map(specification).collect()
 }
 
 /// Returns the annotations that gpu-manager's display reads from the runtime.

@@ -93,7 +93,8 @@ impl Resource {
     }
 
     /// Returns whether one device is one whole GPU.
-    fn is_whole(self) -> bool {
+    #[must_use]
+    pub fn is_whole(self) -> bool {
         matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
 
@@ -171,8 +172,8 @@ impl DeviceIds {
         }
     }
 
-    /// Returns all device IDs of a resource with their GPUs, sorted by GPU.
-    pub fn all(&self, resource: Resource) -> impl Iterator<Item = (String, GpuIndex)> {
+    /// Returns all device IDs of a resource with their GPUs and their numbers on the GPU, in this order.
+    pub fn all(&self, resource: Resource) -> impl Iterator<Item = (String, GpuIndex, u64)> {
         let gpus = (0u8..).map(GpuIndex).zip(&self.gpus);
         gpus.flat_map(move |(gpu, name)| {
             (0..self.per_gpu(resource, gpu)).map(move |number| {
@@ -181,7 +182,7 @@ impl DeviceIds {
                 } else {
                     format!("{}-{number}", name.short)
                 };
-                (id, gpu)
+                (id, gpu, number)
             })
         })
     }
@@ -265,8 +266,8 @@ mod tests {
         let count = |resource| ids.all(resource).count();
         assert_eq!(Resource::ALL.map(count), [2, 2, 30, 200, 127]);
         for resource in Resource::ALL {
-            for (id, gpu) in ids.all(resource) {
-                assert_eq!(ids.read(resource, &id).map(|(gpu, _)| gpu), Some(gpu), "{id}");
+            for (id, gpu, number) in ids.all(resource) {
+                assert_eq!(ids.read(resource, &id), Some((gpu, number)), "{id}");
                 assert!(id.len() <= 63);
             }
         }
@@ -294,7 +295,7 @@ mod tests {
         let similar = [FIRST, "GPU-8f2a61c0-ffff-4ecc-9fcd-0a6bd3a1c4a7", "MIG-3", "lost-2"];
         let ids = DeviceIds::new(&gpus(&similar, 1024), MemoryUnit::GiB);
         let names: std::collections::BTreeSet<String> =
-            ids.all(Resource::VcudaCore).map(|(id, _)| id).collect();
+            ids.all(Resource::VcudaCore).map(|(id, ..)| id).collect();
         assert_eq!(names.len(), 400);
     }
 
@@ -323,7 +324,7 @@ mod tests {
 
         use crate::kubelet::device_plugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
         let ids = DeviceIds::new(&gpus(&[FIRST, SECOND], 143_771), MemoryUnit::Blocks(16));
-        let device = |(id, _): (String, GpuIndex)| Device {
+        let device = |(id, ..): (String, GpuIndex, u64)| Device {
             id,
             health: crate::kubelet::UNHEALTHY.into(),
             topology: Some(TopologyInfo { nodes: vec![NumaNode { id: 1 }] }),

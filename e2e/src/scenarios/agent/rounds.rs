@@ -29,7 +29,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     for round in 0..rounds {
         // A kubelet takes about a second to find a restarted agent and rejects pods until then.
         // Every rejection must belong to its own round.
-        stage.wait_until_served().await?;
+        stage.wait_for_allocatable("tencent.com/vcuda-core", "800").await?;
+        stage.wait_until_ready().await?;
         while alive.len() < PODS {
             let (name, gpu) = (format!("pod-{made}"), dice.roll(8));
             made += 1;

@@ -40,7 +40,7 @@ const PAGES: &str = "127.0.0.1:5678";
 
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
-    pub(super) agent: Component,
+    pub(in crate::scenarios) agent: Component,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// File that describes the GPUs.
@@ -126,6 +126,11 @@ impl Stage {
             self.wait_for_allocatable(resource, amount).await?;
         }
         // The node's status may still be that of a killed agent.
+        self.wait_until_ready().await
+    }
+
+    /// Waits until the kubelet has asked the agent for all resources.
+    pub(in crate::scenarios) async fn wait_until_ready(&self) -> Result<()> {
         self.harness
             .wait_for("the agent to be ready", SOON, async || {
                 let answer = self.page("/readyz").await?;
@@ -221,7 +226,7 @@ impl Stage {
     }
 
     /// Returns a pod as the agent reads it.
-    pub(super) async fn pod(&self, name: &str) -> Result<objects::Pod> {
+    pub(in crate::scenarios) async fn pod(&self, name: &str) -> Result<objects::Pod> {
         as_agent_reads(&self.cluster.pods().get(name).await?)
     }
 
@@ -296,7 +301,9 @@ impl Stage {
             .wait_for("all pods to be gone", SOON, async || {
                 Ok(self.cluster.pods().list(&everything).await?.items.is_empty().then_some(()))
             })
-            .await
+            .await?;
+        // A pod that bypasses kube-scheduler must not come before the kubelet knows the released devices.
+        self.wait_until_served().await
     }
 
     /// Returns a page of the agent.

@@ -112,11 +112,7 @@ impl Together {
     }
 
     async fn a_finished_pod_leaves_its_gpus(&self) -> Result<()> {
-        let mut all = staying("all", &[("nvidia.com/gpu", "8")]);
-        for container in all.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
-            container.command = Some(vec!["true".to_owned()]);
-        }
-        self.site.make(&all).await?;
+        self.site.make(&ending("all", &[("nvidia.com/gpu", "8")], 0)).await?;
         self.stage.cluster.wait_for_phase("all", "Succeeded", SOON).await?;
         // The pod still exists but holds nothing.
         let (again, log) = self.start("all-again", &[("aliyun.com/gpu", "8")]).await?;
@@ -168,10 +164,19 @@ impl Together {
 }
 
 /// Returns a pod for kube-scheduler that prints what it sees and keeps running.
-fn staying(name: &str, asked: &[(&str, &str)]) -> Pod {
+pub(super) fn staying(name: &str, asked: &[(&str, &str)]) -> Pod {
     let mut pod = asking(name, &[Container::main("main", asked)]);
     if let Some(spec) = &mut pod.spec {
         spec.scheduler_name = None;
+    }
+    pod
+}
+
+/// Returns a pod for kube-scheduler that ends after some seconds.
+pub(super) fn ending(name: &str, asked: &[(&str, &str)], seconds: u64) -> Pod {
+    let mut pod = staying(name, asked);
+    for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+        container.command = Some(vec!["sleep".to_owned(), seconds.to_string()]);
     }
     pod
 }

@@ -8,11 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_core::{
-    grant::Hold,
-    request::ContainerRole,
-    units::{GpuIndex, PodUid},
-};
+use tessera_core::{grant::Hold, request::ContainerRole, units::PodUid};
 use tessera_node::gpus::DiscoveredGpus;
 use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
@@ -25,7 +21,7 @@ use self::kubelet::Held;
 use super::fixtures;
 use crate::controller::{
     Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, DutyCycle, Event, EventTime,
-    ShellError, WriteError,
+    InstanceOffer, ShellError, WriteError,
 };
 
 pub(super) const GPU_COUNT: u8 = 4;
@@ -50,7 +46,9 @@ pub(super) struct World {
     elapsed: Duration,
     calls: u64,
     dice: u64,
-    unhealthy: BTreeSet<GpuIndex>,
+    pub(super) offers: Vec<InstanceOffer>,
+    /// Devices that the agent has published as unhealthy.
+    pub(super) unhealthy: BTreeMap<Resource, BTreeSet<String>>,
 }
 
 pub(super) fn settings() -> AgentSettings {
@@ -63,7 +61,7 @@ pub(super) fn settings() -> AgentSettings {
 pub(super) fn found() -> DiscoveredGpus {
     let Inventory { gpus, topology, .. } =
         fixtures::described_gpus(&fixtures::host(GPU_COUNT, "T4", MEMORY_MIB));
-    DiscoveredGpus { gpus, topology, pci: Vec::new(), driver: None }
+    DiscoveredGpus { gpus, topology, instances: Vec::new(), pci: Vec::new(), driver: None }
 }
 
 pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, String)> {
@@ -107,7 +105,8 @@ impl World {
             elapsed: Duration::ZERO,
             calls: 0,
             dice: 7,
-            unhealthy: BTreeSet::new(),
+            offers: Vec::new(),
+            unhealthy: BTreeMap::new(),
         };
         world.start_agent();
         world
@@ -224,13 +223,13 @@ impl World {
                 Some(Event::NodePatched(Ok(())))
             }
             Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),
-            Action::PublishDevices(_, devices) => {
-                let unhealthy = devices.iter().filter(|device| !device.healthy);
-                self.unhealthy = unhealthy
-                    .filter_map(|device| u8::from_str_radix(device.id.get(4..12)?, 16).ok())
-                    .map(GpuIndex)
-                    .chain(self.unhealthy.iter().copied())
-                    .collect();
+            Action::PublishDevices(resource, devices) => {
+                let unhealthy = devices.into_iter().filter(|device| !device.healthy).map(|device| device.id);
+                self.unhealthy.insert(resource, unhealthy.collect());
+                None
+            }
+            Action::PublishInstances(offers) => {
+                self.offers = offers;
                 None
             }
             Action::Warn(warning) => {
@@ -287,6 +286,17 @@ impl World {
         let view = self.agent.view();
         assert_eq!(view.overbooked, Vec::<u8>::new());
         let node = self.agent.inventory.gpus().unwrap().node.clone();
+        for (resource, withdrawn) in &self.unhealthy {
+            let held = self.kubelet.values().flat_map(|(_, containers)| containers);
+            let mut held = held.filter_map(|(_, _, ids)| ids.get(resource.name())).flatten();
+            let is_lost = |id: &&String| {
+                withdrawn.contains(*id)
+                    && self.agent.inventory.gpus().is_some_and(|gpus| {
+                        gpus.ids.read(*resource, id).is_some_and(|(gpu, _)| gpus.is_healthy(gpu))
+                    })
+            };
+            assert_eq!(held.find(is_lost), None, "{resource}: a device in use is withdrawn");
+        }
         for (uid, (_, containers)) in &self.kubelet {
             let Some(pod) = self.pods.get(uid).filter(|pod| pod.status.phase == "Running") else { continue };
             let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB);

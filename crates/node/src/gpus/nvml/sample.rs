@@ -269,9 +269,7 @@ fn instances(
         return Vec::new();
     }
     let mut counted = HashMap::new();
-    // The indexes of instances may have gaps.
-    let parts = (0..device.mig_device_count().unwrap_or_default())
-        .filter_map(|place| device.mig_device_by_index(place).ok());
+    let parts = mig_devices(device);
     let mut instance = |part: Device<'_>| {
         let (gpu_instance, compute_instance) = raw.map(|raw| raw.instances(&part)).unwrap_or_default();
         Some(MigInstance {
@@ -289,8 +287,14 @@ fn instances(
     parts.filter_map(&mut instance).collect()
 }
 
+/// Returns the MIG devices of a GPU, whose indexes may have gaps.
+pub(super) fn mig_devices<'a>(device: &'a Device<'static>) -> impl Iterator<Item = Device<'static>> + 'a {
+    let places = 0..device.mig_device_count().unwrap_or_default();
+    places.filter_map(|place| device.mig_device_by_index(place).ok())
+}
+
 /// Returns the MIG profile in a device name such as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
-fn mig_profile(name: &str) -> Option<String> {
+pub(super) fn mig_profile(name: &str) -> Option<String> {
     name.rsplit_once(" MIG ").map(|(_, profile)| profile.to_owned())
 }
 

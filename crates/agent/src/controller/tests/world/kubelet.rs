@@ -118,8 +118,9 @@ impl World {
         let held: BTreeSet<&String> =
             containers.filter_map(|(_, _, ids)| ids.get(resource.name())).flatten().collect();
         let ids = &self.agent.inventory.gpus().unwrap().ids;
-        let all = ids.all(resource).filter(|(_, gpu)| !self.unhealthy.contains(gpu)).map(|(id, _)| id);
-        let available: Vec<String> = all.filter(|id| !held.contains(id)).collect();
+        let is_healthy = |id: &String| !self.unhealthy.get(&resource).is_some_and(|ids| ids.contains(id));
+        let all = ids.all(resource).map(|(id, ..)| id);
+        let available: Vec<String> = all.filter(|id| is_healthy(id) && !held.contains(id)).collect();
         if available.len() + chosen.len() < count {
             return Err(Refusal::TooFewDevices(resource));
         }

@@ -1,0 +1,189 @@
+//! Devices that are withdrawn because pods of other dialects hold their part of a GPU.
+//!
+//! All dialects offer the same GPUs. Without a withdrawal a node would report 8 `nvidia.com/gpu` as
+//! allocatable while a pod with `aliyun.com/gpu-mem` holds a part of one GPU. Autoscalers and quota tools
+//! compute with allocatable minus requests, and that difference would be wrong.
+//!
+//! Only the holdings of other dialects are withdrawn. What pods of the same dialect hold is in the requests,
+//! and kube-scheduler must be able to evict these pods. The devices of pods on their way are not withdrawn:
+//! they are part of what the other dialects leave.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tessera_core::{
+    node::{GpuRoom, NodeState},
+    units::{GpuIndex, MiB, Percent},
+};
+use tessera_wire::{
+    foreign::dialect::{Dialect, vcuda},
+    kubelet::device_id::{DeviceIds, Resource},
+};
+
+use super::{
+    EventTime,
+    holdings::{Holdings, PodHoldings},
+};
+
+/// How long a GPU must be held before devices are withdrawn.
+///
+/// The kubelet writes its checkpoint with every list of devices, so pods that end soon should not cause any.
+/// Devices come back at once, because a pod may need them.
+pub(super) const WITHDRAWAL_DELAY: Duration = Duration::from_secs(5);
+
+/// Devices that are published as unhealthy although their GPUs are healthy, by resource: GPU and number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Withdrawn(BTreeMap<Resource, BTreeSet<(GpuIndex, u64)>>);
+
+/// Withdrawn devices, and those that are about to be withdrawn.
+#[derive(Debug, Default)]
+pub(super) struct Capacity {
+    published: Withdrawn,
+    /// When more devices are withdrawn. `None` if there are none to withdraw.
+    due: Option<Duration>,
+    /// Whether pods, GPUs or the kubelet's list have changed since the last computation.
+    is_stale: bool,
+}
+
+impl Withdrawn {
+    pub(super) fn contains(&self, resource: Resource, gpu: GpuIndex, number: u64) -> bool {
+        self.0.get(&resource).is_some_and(|devices| devices.contains(&(gpu, number)))
+    }
+
+    /// Returns how many devices of a resource on these GPUs are withdrawn.
+    pub(super) fn count(&self, resource: Resource, is_counted: impl Fn(GpuIndex) -> bool) -> usize {
+        let devices = self.0.get(&resource).into_iter().flatten();
+        devices.filter(|(gpu, _)| is_counted(*gpu)).count()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.values().all(BTreeSet::is_empty)
+    }
+
+    /// Returns the devices that are in both.
+    fn intersection(&self, other: &Self) -> Self {
+        let both = |(resource, devices): (&Resource, &BTreeSet<_>)| {
+            Some((*resource, devices.intersection(other.0.get(resource)?).copied().collect()))
+        };
+        Self(self.0.iter().filter_map(both).collect())
+    }
+}
+
+impl Capacity {
+    pub(super) fn published(&self) -> &Withdrawn {
+        &self.published
+    }
+
+    /// Notes that pods, GPUs or the kubelet's list have changed.
+    pub(super) fn invalidate(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Returns whether [`Self::reconcile`] could change something. New withdrawals wait for a tick.
+    pub(super) fn is_due(&self, now: EventTime, is_tick: bool) -> bool {
+        let is_time = self.due.is_some_and(|due| now.elapsed >= due);
+        is_time || (self.is_stale && (is_tick || !self.published.is_empty()))
+    }
+
+    /// Computes which devices must be withdrawn. Returns true if the published ones changed.
+    pub(super) fn reconcile(
+        &mut self,
+        now: EventTime,
+        resources: impl Iterator<Item = Resource>,
+        holdings: Holdings<'_>,
+    ) -> bool {
+        self.is_stale = false;
+        let target = target(resources, holdings);
+        let is_time = self.due.is_some_and(|due| now.elapsed >= due);
+        let next = if is_time { target.clone() } else { self.published.intersection(&target) };
+        self.due = (next != target).then(|| self.due.unwrap_or(now.elapsed + WITHDRAWAL_DELAY));
+        let has_changed = next != self.published;
+        self.published = next;
+        has_changed
+    }
+}
+
+/// Returns the devices that the holdings of a node withdraw.
+fn target(resources: impl Iterator<Item = Resource>, holdings: Holdings<'_>) -> Withdrawn {
+    let Some(gpus) = holdings.gpus else { return Withdrawn::default() };
+    let unused = NodeState::empty(Arc::new(gpus.node.clone()));
+    let pods = holdings.all();
+    let of = |resource: Resource| {
+        let others = held_by_others(resource.dialect(), holdings, &pods, unused.clone());
+        let given = given_devices(resource, holdings, &gpus.ids);
+        (resource, withdrawn_devices(resource, &gpus.ids, &others, &given))
+    };
+    Withdrawn(resources.map(of).filter(|(_, devices)| !devices.is_empty()).collect())
+}
+
+/// Returns the state of the node with the holdings of all other dialects.
+///
+/// A pod that ends does not count: the devices come back meanwhile, so that the kubelet knows them when a pod
+/// arrives that was waiting for the GPU. The requests of a pod that only the kubelet lists do not count either.
+fn held_by_others(
+    dialect: Dialect,
+    holdings: Holdings<'_>,
+    pods: &[PodHoldings<'_>],
+    mut state: NodeState,
+) -> NodeState {
+    for pod in pods.iter().filter(|pod| !pod.is_ending) {
+        state.add(&holdings.grant_of(pod, |held| held.dialect != dialect));
+    }
+    state
+}
+
+/// Returns the devices that the kubelet has given to containers, by its list and by our records.
+fn given_devices(resource: Resource, holdings: Holdings<'_>, ids: &DeviceIds) -> HashSet<(GpuIndex, u64)> {
+    let listed = holdings.kubelet.listed().iter().flat_map(|pod| &pod.containers);
+    let listed = listed.filter_map(|container| container.ids.get(resource.name())).flatten();
+    let given = listed.chain(holdings.admissions.all_recorded(resource));
+    given.filter_map(|id| ids.read(resource, id)).collect()
+}
+
+/// Returns the devices of a resource that stand for what other dialects hold.
+///
+/// `given` devices stay, whatever else holds their GPU. Of the others, those with the highest numbers are
+/// withdrawn: containers get the lowest free ones.
+pub(super) fn withdrawn_devices(
+    resource: Resource,
+    ids: &DeviceIds,
+    others: &NodeState,
+    given: &HashSet<(GpuIndex, u64)>,
+) -> BTreeSet<(GpuIndex, u64)> {
+    let gpus = others.node().gpus().iter().map(|gpu| gpu.index);
+    let of = |gpu: GpuIndex| {
+        let all = ids.per_gpu(resource, gpu);
+        let excess = all - units_left(resource, all, ids.unit().mib(), others, gpu);
+        let free = (0..all).rev().map(move |number| (gpu, number)).filter(|device| !given.contains(device));
+        free.take(usize::try_from(excess).unwrap_or(usize::MAX))
+    };
+    gpus.flat_map(of).collect()
+}
+
+/// Returns how many of the `all` devices of a GPU are left beside the holdings of `others`.
+fn units_left(resource: Resource, all: u64, unit_mib: u64, others: &NodeState, gpu: GpuIndex) -> u64 {
+    let (used, GpuRoom { compute_percent, memory }) = (others.used(gpu), others.room(gpu));
+    if used.is_none() {
+        return all;
+    }
+    let left = match resource {
+        Resource::NvidiaGpu | Resource::AliyunGpu => 0,
+        _ if used.whole => 0,
+        Resource::GpuMemory => memory.0 / unit_mib,
+        // A share needs compute and at least one block of memory.
+        Resource::VcudaCore if memory < vcuda::BLOCK => 0,
+        Resource::VcudaMemory if compute_percent == Percent::ZERO => 0,
+        Resource::VcudaCore => u64::from(compute_percent.0),
+        // The GPU may have a block that belongs in part to the GPU before it.
+        Resource::VcudaMemory => all.saturating_sub(blocks(used.memory)),
+    };
+    left.min(all)
+}
+
+/// Returns how many blocks of `tencent.com/vcuda-memory` an amount of memory touches.
+fn blocks(memory: MiB) -> u64 {
+    memory.0.div_ceil(vcuda::BLOCK.0)
+}
