@@ -26,7 +26,7 @@ pub(super) struct Booking {
     in_flight: u32,
     /// True if the API server has accepted a Binding.
     bound: bool,
-    /// Time of the first Binding whose outcome is unknown.
+    /// Time of the last Binding whose outcome is unknown.
     uncertain_since: Option<Duration>,
     /// Time of the booking.
     booked_at: Duration,
@@ -193,7 +193,10 @@ impl State {
                     return Ok(BindStep::Done);
                 }
                 booking.in_flight += 1;
-                booking.reserved = false;
+                // kube-scheduler leaves the Binding to the bind verb, so it has not sent one for the reservation.
+                if std::mem::take(&mut booking.reserved) {
+                    booking.uncertain_since = None;
+                }
                 return Ok(BindStep::Send(booking.order.clone()));
             }
             let is_busy = booking.bound || booking.in_flight > 0;
@@ -288,7 +291,7 @@ impl State {
         booking.in_flight = booking.in_flight.saturating_sub(1);
         match outcome {
             BindOutcome::Bound => booking.bound = true,
-            BindOutcome::Unknown => booking.uncertain_since = booking.uncertain_since.or(Some(now.steady)),
+            BindOutcome::Unknown => booking.uncertain_since = Some(now.steady),
             BindOutcome::Refused
                 if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
             BindOutcome::Refused => self.roll_back(uid, BookingKind::Current),
@@ -304,11 +307,33 @@ impl State {
         }
     }
 
-    /// Releases the reservation of a pod, because kube-scheduler has given up the attempt it was made for.
-    pub fn withdraw_reservation(&mut self, uid: &PodUid) {
-        if self.bookings.current.get(uid).is_some_and(|booking| booking.reserved) {
-            self.roll_back(uid, BookingKind::Current);
+    /// Returns the node of the pod's reservation if it is among the offered ones, for another attempt of
+    /// kube-scheduler with the same GPUs. The Binding of the last attempt may have been stored without an answer, so
+    /// the reservation is never released here. It is put in doubt if its GPUs cannot be granted any more.
+    pub fn repeat_reservation<'n>(
+        &mut self,
+        uid: &PodUid,
+        mut offered: impl Iterator<Item = &'n str>,
+        now: Timestamp,
+    ) -> Option<&'n str> {
+        let booking = self.bookings.current.get(uid).filter(|booking| booking.reserved)?;
+        let node = offered.find(|name| *name == booking.node.0)?;
+        if self.are_gpus_healthy(uid) {
+            self.bookings.current.get_mut(uid)?.uncertain_since = Some(now.steady);
+            return Some(node);
         }
+        if !self.bookings.in_doubt.contains_key(uid) {
+            self.put_in_doubt(uid);
+        }
+        None
+    }
+
+    fn are_gpus_healthy(&self, uid: &PodUid) -> bool {
+        let Some(grant) = self.ledger().grant(uid) else { return false };
+        let Some(state) = self.ledger().node(&grant.node) else { return false };
+        let is_healthy =
+            |index| state.node().gpus().iter().any(|gpu| gpu.index == index && gpu.health.is_healthy());
+        grant.footprint().all(|(gpu, _)| is_healthy(gpu))
     }
 
     /// Returns the pods whose uncertain outcome can now be read from the API server. The caller reads each pod
