@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tessera_agent::controller::{IncidentEffect, incident_effect};
 use tessera_node::gpus::IncidentKind;
+use tessera_wire::tessera::page_rights;
 
 use super::tessera;
 
@@ -201,27 +202,24 @@ fn admission_policies_do_not_depend_on_the_namespace_of_the_installation() {
     }
 }
 
-/// The role of readers names the pages that the index of the agent lists.
+/// The roles of readers name the rights that the programs ask for, and no path of other programs.
 #[test]
-fn readers_of_agents_may_get_every_page() {
-    let all = objects("agent");
-    let (_, role) =
-        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-agent-reader").unwrap();
-    let paths: Vec<&str> = role["rules"][0]["nonResourceURLs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|path| path.as_str().unwrap())
-        .collect();
-    assert_eq!(paths, tessera_agent::shell::PAGE_PATHS);
-    let all = objects("scheduler");
-    let (_, role) =
-        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-dashboard-reader").unwrap();
-    let urls = [
-        tessera_scheduler::dashboard::login::DASHBOARD_URL,
-        tessera_scheduler::dashboard::login::METRICS_URL,
+fn readers_have_rights_to_the_pages_of_tessera_only() {
+    let expected: [(&str, &str, &[&str]); 4] = [
+        ("agent", "tessera-agent-reader", &[page_rights::AGENT, page_rights::METRICS, page_rights::USE]),
+        ("scheduler", "tessera-dashboard-reader", &[page_rights::DASHBOARD, page_rights::METRICS]),
+        ("scheduler", "tessera-scheduler", &[page_rights::USE]),
+        ("monitoring", "tessera-metrics", &[page_rights::METRICS]),
     ];
-    assert_eq!(role["rules"][0]["nonResourceURLs"], serde_json::json!(urls));
+    for (part, name, urls) in expected {
+        let all = objects(part);
+        let is_it = |object: &Value| object["kind"] == "ClusterRole" && object["metadata"]["name"] == name;
+        let (_, role) = all.iter().find(|(_, object)| is_it(object)).unwrap();
+        let rules = role["rules"].as_array().unwrap().iter();
+        let granted: Vec<&Value> =
+            rules.map(|rule| &rule["nonResourceURLs"]).filter(|urls| !urls.is_null()).collect();
+        assert_eq!(granted, [&serde_json::json!(urls)], "{part}: {name}");
+    }
 }
 
 /// The dashboard's token for agents is mounted where the flag says, and made for agents only.
