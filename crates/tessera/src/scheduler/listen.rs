@@ -142,7 +142,7 @@ impl ListenArguments {
         match (self.pod_ip, self.host_ip) {
             (Some(pod), Some(host)) if pod == host => bail!(
                 "--verbs-on-loopback: this pod has the address {host} of its node (hostNetwork), so every program of \
-                 the node could bind pods; remove hostNetwork, or use --listen with certificates"
+                 the node could bind pods; give the pod a network of its own, or use --listen with certificates"
             ),
             _ => Ok(()),
         }
