@@ -164,6 +164,21 @@ pub enum BindRefusal {
 /// request after one minute, so a Binding without an answer has either been applied by then or never will be.
 const UNCERTAIN_PERIOD: Duration = Duration::from_secs(75);
 
+/// The same time for a Binding that kube-scheduler sends itself. kube-scheduler waits up to 10 minutes for the volumes of
+/// a pod before it sends one.
+const RESERVED_PERIOD: Duration = Duration::from_secs(600 + 75);
+
+// === impl Booking ===
+
+impl Booking {
+    /// Returns whether no Binding without an answer can be under way any more.
+    fn is_certain(&self, now: Timestamp) -> bool {
+        let period = if self.reserved { RESERVED_PERIOD } else { UNCERTAIN_PERIOD };
+        let since = self.uncertain_since.unwrap_or(now.steady);
+        self.in_flight == 0 && now.steady.saturating_sub(since) > period
+    }
+}
+
 // === impl Bookings ===
 
 impl Bookings {
@@ -205,7 +220,7 @@ impl State {
             if is_busy || self.bookings.in_doubt.contains_key(&uid) {
                 return Err(BindRefusal::Busy { pod: uid, node });
             }
-            self.put_in_doubt(&uid);
+            self.put_in_doubt(&uid, now);
         }
         let Some(pod) = self.pod(&uid) else { return Ok(BindStep::Fetch) };
         match &pod.node {
@@ -323,7 +338,7 @@ impl State {
             return Some(node);
         }
         if !self.bookings.in_doubt.contains_key(uid) {
-            self.put_in_doubt(uid);
+            self.put_in_doubt(uid, now);
         }
         None
     }
@@ -342,7 +357,7 @@ impl State {
     pub fn uncertain_bindings(&self, now: Timestamp) -> Vec<UncertainBinding> {
         let past = |since: Duration| now.steady.saturating_sub(since) > UNCERTAIN_PERIOD;
         let is_due = |booking: &Booking| {
-            let lost = booking.in_flight == 0 && !booking.bound && booking.uncertain_since.is_some_and(past);
+            let lost = !booking.bound && booking.is_certain(now);
             // The pod is bound, but may have been deleted before the watch showed it.
             lost || (booking.bound && booking.unlisted && past(booking.booked_at))
         };
@@ -355,20 +370,15 @@ impl State {
             .collect()
     }
 
-    /// Resolves an uncertain booking with the pod as read after `UNCERTAIN_PERIOD`, when no Binding can be
-    /// under way any more.
+    /// Resolves an uncertain booking with the pod as read when no Binding can be under way any more.
     pub fn resolve_uncertain(&mut self, uncertain: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
         let uid = &uncertain.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
             None => self.end_pod(uid.clone()),
             Some(pod) if !pod.spec.node_name.is_empty() => self.apply_newest_read(pod),
             Some(_) => {
-                let past = |booking: &Booking| {
-                    let since = booking.uncertain_since.unwrap_or(now.steady);
-                    booking.in_flight == 0 && now.steady.saturating_sub(since) > UNCERTAIN_PERIOD
-                };
                 for kind in [BookingKind::Current, BookingKind::InDoubt] {
-                    if self.bookings.of_kind(kind).get(uid).is_some_and(past) {
+                    if self.bookings.of_kind(kind).get(uid).is_some_and(|booking| booking.is_certain(now)) {
                         self.roll_back(uid, kind);
                     }
                 }
@@ -425,8 +435,12 @@ impl State {
     }
 
     /// Keeps the GPUs of an uncertain booking while its pod is bound to another node.
-    fn put_in_doubt(&mut self, uid: &PodUid) {
-        let Some(booking) = self.bookings.current.remove(uid) else { return };
+    fn put_in_doubt(&mut self, uid: &PodUid, now: Timestamp) {
+        let Some(mut booking) = self.bookings.current.remove(uid) else { return };
+        // kube-scheduler has ended the attempt of a reservation, so it sends no Binding for it later than now.
+        if std::mem::take(&mut booking.reserved) {
+            booking.uncertain_since = Some(now.steady);
+        }
         self.view.put_in_doubt(uid);
         self.bookings.in_doubt.insert(uid.clone(), booking);
     }

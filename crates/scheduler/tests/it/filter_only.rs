@@ -153,13 +153,13 @@ fn a_reservation_without_a_binding_ends() {
     let (first, second) = (share("first", 60), share("second", 60));
     reserve(&mut state, &first, "a", 0);
     assert_eq!(filter(&state, &second, &["a"]).node_names.unwrap(), [""; 0]);
-    assert!(state.uncertain_bindings(at(75)).is_empty());
-    let uncertain = state.uncertain_bindings(at(76));
+    assert!(state.uncertain_bindings(at(675)).is_empty(), "kube-scheduler may wait for volumes");
+    let uncertain = state.uncertain_bindings(at(676));
     assert_eq!(uncertain.len(), 1);
-    state.resolve_uncertain(&uncertain[0], Some(parse(&first)), at(76));
+    state.resolve_uncertain(&uncertain[0], Some(parse(&first)), at(676));
     assert_eq!(filter(&state, &second, &["a"]).node_names.unwrap(), ["a"]);
     // kube-scheduler's Binding of another attempt is seen.
-    reserve(&mut state, &first, "a", 100);
+    reserve(&mut state, &first, "a", 700);
     let mut bound = first;
     bound["spec"]["nodeName"] = "a".into();
     set_pod(&mut state, &bound);
@@ -175,8 +175,21 @@ fn each_attempt_has_the_whole_time_of_a_binding() {
     reserve(&mut state, &pod, "a", 0);
     assert_eq!(state.repeat_reservation(&uid, ["b"].into_iter(), at(70)), None, "the node is not offered");
     assert_eq!(state.repeat_reservation(&uid, ["b", "a"].into_iter(), at(70)), Some("a"));
-    assert!(state.uncertain_bindings(at(145)).is_empty());
-    assert_eq!(state.uncertain_bindings(at(146)).len(), 1);
+    assert!(state.uncertain_bindings(at(745)).is_empty());
+    assert_eq!(state.uncertain_bindings(at(746)).len(), 1);
+}
+
+/// A Binding of the former attempt was sent before the new one began, so it is not under way for long.
+#[test]
+fn an_attempt_that_ended_is_in_doubt_for_the_time_of_one_request() {
+    let mut state = state(&[node("a", 1, "GiB"), node("b", 1, "GiB")]);
+    let (pod, other) = (share("p", 60), share("other", 60));
+    reserve(&mut state, &pod, "a", 0);
+    reserve(&mut state, &pod, "b", 100);
+    assert!(state.uncertain_bindings(at(175)).is_empty());
+    let uncertain = state.uncertain_bindings(at(176));
+    state.resolve_uncertain(&uncertain[0], Some(parse(&pod)), at(176));
+    assert_eq!(filter(&state, &other, &["a", "b"]).node_names.unwrap(), ["a"]);
 }
 
 #[test]

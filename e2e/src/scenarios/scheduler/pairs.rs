@@ -80,7 +80,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         pair.extender.start_again()
     })
     .await?;
-    site.gap(&pairs, "both", |pair| pair.kube_scheduler.kill().and(pair.extender.kill())).await?;
+    site.gap(&pairs, "both", |pair| pair.kube_scheduler.kill().and_then(|()| pair.extender.kill())).await?;
     site.extender_does_not_return(&pairs).await?;
     site.audit().await
 }
