@@ -197,6 +197,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "scheduler-pairs",
+        "a second kube-scheduler in the pod of its extender: either of them, or both, are killed as the leader",
+        Enclosed(scheduler::pairs),
+        Always
+    ),
+    scenario!(
         "scheduler-replay",
         "the openb trace on the real kube-scheduler: allocated GPUs with samples of nodes and with all nodes",
         Enclosed(scheduler::replay),

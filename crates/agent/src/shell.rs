@@ -47,7 +47,7 @@ use self::{
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     grants::grants_memory,
-    http::{AccessError, PAGE_PATHS, PagesAccess, PagesPort},
+    http::{AccessError, PagesAccess, PagesPort},
     library::install_library,
     sampler::{Sampler, Sampling, sample_gpu},
     standalone::{Standalone, StandaloneError},

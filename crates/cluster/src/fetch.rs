@@ -46,7 +46,7 @@ pub enum FetchError {
     },
 }
 
-/// Fetches documents over one pool of connections.
+/// Fetches documents. Connections with plain HTTP are kept for the next request, TLS sessions are not.
 #[derive(Clone, Debug)]
 pub struct Fetcher {
     plain: Hyper<HttpConnector, Empty<bytes::Bytes>>,

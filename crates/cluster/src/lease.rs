@@ -1,6 +1,7 @@
 //! Leader election among several replicas with a Lease object.
 
 mod election;
+mod neighbour;
 mod timing;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use crate::causes::innermost;
 
 pub use self::{
     election::{Election, LeaseRecord, LeaseStep},
+    neighbour::{NeighbourLease, Turn, turn},
     timing::LeaseTiming,
 };
 
@@ -38,6 +40,8 @@ pub struct Candidate {
     election: Election,
     started: Instant,
     annotations: BTreeMap<String, String>,
+    /// The annotations of the lease when it was last read.
+    found_annotations: BTreeMap<String, String>,
     /// The lease as this replica wrote it last. Empty after a failed write.
     written: Option<Written>,
 }
@@ -61,6 +65,7 @@ impl Candidate {
             election,
             started: Instant::now(),
             annotations: BTreeMap::new(),
+            found_annotations: BTreeMap::new(),
             written: None,
         }
     }
@@ -81,12 +86,7 @@ impl Candidate {
         {
             return Ok(self.leads());
         }
-        let found = {
-            let begun = self.now();
-            let found = self.with_timeout(self.api.get_opt(&self.name)).await;
-            self.election.record_latency(self.now() - begun);
-            found?
-        };
+        let found = self.get().await?;
         let transitions =
             found.as_ref().and_then(|lease| lease.spec.as_ref()?.lease_transitions).unwrap_or(0);
         let read = found.as_ref().map(read);
@@ -96,6 +96,23 @@ impl Candidate {
             self.write(version, transitions).await?;
         }
         Ok(self.leads())
+    }
+
+    /// Reads the lease without taking it, so that an expired one can be taken at once when this replica competes.
+    pub async fn observe(&mut self) -> Result<(), LeaseError> {
+        let found = self.get().await?;
+        self.election.observe(self.now(), found.as_ref().map(read));
+        Ok(())
+    }
+
+    async fn get(&mut self) -> Result<Option<Lease>, LeaseError> {
+        let begun = self.now();
+        let found = self.with_timeout(self.api.get_opt(&self.name)).await;
+        self.election.record_latency(self.now() - begun);
+        let found = found?;
+        let annotations = found.as_ref().and_then(|lease| lease.metadata.annotations.clone());
+        self.found_annotations = annotations.unwrap_or_default();
+        Ok(found)
     }
 
     /// Writes the lease if it still has this version, or creates it if there is no version. Returns
@@ -141,6 +158,12 @@ impl Candidate {
         self.election.other_holder()
     }
 
+    /// Returns what the leader published under this key when the lease was last read.
+    #[must_use]
+    pub fn published(&self, key: &str) -> Option<&str> {
+        self.found_annotations.get(key).map(String::as_str)
+    }
+
     /// Returns the time since the last renewal and the timing that counts from there on, or `None` if
     /// this replica does not hold the lease.
     #[must_use]
@@ -162,10 +185,11 @@ impl Candidate {
 
     /// Releases the lease, so that another replica need not wait until it expires.
     pub async fn resign(&mut self) -> Result<(), LeaseError> {
-        if !self.leads() {
+        let is_leading = self.leads();
+        self.election.resign();
+        if !is_leading {
             return Ok(());
         }
-        self.election.resign();
         let found = self.with_timeout(self.api.get_opt(&self.name)).await?;
         let Some(found) = found.filter(|lease| read(lease).holder == self.election.identity()) else {
             return Ok(());

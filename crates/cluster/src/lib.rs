@@ -16,6 +16,7 @@ pub mod lease;
 pub mod list;
 pub mod node_agent;
 mod pods;
+mod protobuf;
 pub mod secrets;
 pub mod watch;
 

@@ -40,6 +40,14 @@ pub struct AnnotateError {
     source: Box<kube::Error>,
 }
 
+impl AnnotateError {
+    /// Returns whether the caller lacks the right, or a policy refuses the change.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        matches!(&*self.source, kube::Error::Api(status) if status.code == 403)
+    }
+}
+
 /// Sets annotations of the pod with this namespace, name and UID. Another pod of that name is not changed.
 pub async fn annotate_pod(
     client: &Client,

@@ -11,6 +11,7 @@ use tessera_wire::foreign::disruption::Budget;
 use tessera_wire::foreign::objects::{Metadata, Node, Pod};
 
 use crate::causes::innermost;
+use crate::protobuf::watching_pods;
 use crate::{LeanBudget, LeanNode, LeanPod, Selection};
 
 /// One event of a watch.
@@ -51,7 +52,7 @@ pub fn selected_pods(
     client: Client,
     selection: &Selection,
 ) -> impl Stream<Item = WatchChange<Pod>> + Send + use<> {
-    let api: Api<LeanPod> = Api::all(client);
+    let api: Api<LeanPod> = Api::all(watching_pods(client));
     changes(watcher(api, config(selection)), |pod: LeanPod| pod.into())
 }
 

@@ -88,6 +88,8 @@ impl Cluster {
             namespace: "kube-system".to_owned(),
             lease: "tessera-scheduler".to_owned(),
             timing: LeaseTiming::default(),
+            pages: None,
+            neighbour: None,
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();

@@ -8,17 +8,20 @@ mod agent;
 mod assets;
 mod changes;
 pub mod decisions;
+mod forward;
 mod http;
 pub mod login;
 mod lookup;
 mod stream;
 pub mod view;
 
+use std::net::SocketAddr;
 use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::Semaphore;
 
 pub use self::agent::AgentReader;
+pub(crate) use self::forward::{Forwarder, forward};
 pub(crate) use self::http::MAX_MANIFEST_BYTES;
 pub use self::http::routes;
 pub(crate) use self::http::run_view;
@@ -34,7 +37,15 @@ pub struct Dashboard {
     pub decisions: Decisions,
     feed: ChangeFeed,
     view_permits: Semaphore,
-    leader: RwLock<Option<String>>,
+    leader: RwLock<Leader>,
+}
+
+/// Another replica that leads.
+#[derive(Clone, Debug, Default)]
+struct Leader {
+    identity: Option<String>,
+    /// Address of its pages, if requests may be forwarded there.
+    pages: Option<SocketAddr>,
 }
 
 impl Default for Dashboard {
@@ -49,12 +60,17 @@ impl Default for Dashboard {
 }
 
 impl Dashboard {
-    /// Sets the identity of another leader, as the lease names it.
-    pub fn set_leader(&self, name: Option<&str>) {
-        *self.leader.write().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_owned);
+    /// Sets another leader and the address of its pages, as the lease names them.
+    pub fn set_leader(&self, identity: Option<&str>, pages: Option<SocketAddr>) {
+        let leader = Leader { identity: identity.map(str::to_owned), pages };
+        *self.leader.write().unwrap_or_else(PoisonError::into_inner) = leader;
     }
 
     fn leader(&self) -> Option<String> {
-        self.leader.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.leader.read().unwrap_or_else(PoisonError::into_inner).identity.clone()
+    }
+
+    fn leader_pages(&self) -> Option<SocketAddr> {
+        self.leader.read().unwrap_or_else(PoisonError::into_inner).pages
     }
 }

@@ -1,7 +1,9 @@
 //! Leader election, and the tasks that keep the state current while this replica leads.
 
+mod neighbour;
 mod watches;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +11,15 @@ use std::time::Duration;
 use futures::FutureExt;
 use tessera_cluster::FailureLog;
 use tessera_cluster::get_pod;
-use tessera_cluster::lease::{Candidate, LeaseTiming};
+use tessera_cluster::lease::{Candidate, LeaseError, LeaseTiming, Turn, turn};
 use tessera_cluster::watch;
 use tessera_core::forecast::Forecast;
 use tessera_wire::{foreign::unhealthy, tessera::rules};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
+pub use self::neighbour::Neighbour;
+use self::neighbour::NeighbourWatch;
 use self::watches::{watch_budgets, watch_objects, watch_quota, watch_static_table, watch_unhealthy};
 use crate::server::App;
 use crate::state::{SchedulerSettings, State, StateEvent};
@@ -31,6 +35,10 @@ pub struct Membership {
     pub lease: String,
     /// Intervals of the election.
     pub timing: LeaseTiming,
+    /// Address of the pages, if replicas that do not lead may forward requests there.
+    pub pages: Option<SocketAddr>,
+    /// The kube-scheduler in the same pod. The replica leads only while this one does.
+    pub neighbour: Option<Neighbour>,
 }
 
 /// Interval between checks of uncertain bindings and of the forecast.
@@ -50,14 +58,29 @@ pub async fn lead(
     table: Option<PathBuf>,
     stop: impl Future<Output = ()>,
 ) {
-    let Membership { identity, namespace, lease, timing } = membership;
+    let Membership { identity, namespace, lease, timing, pages, neighbour } = membership;
+    let start = |neighbour: &Neighbour| NeighbourWatch::start(app.client.clone(), &namespace, neighbour);
+    let mut neighbour = neighbour.as_ref().map(start);
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
-    let mut candidate = candidate.with_annotations(rules::print(&settings.rules()));
+    let mut annotations = rules::print(&settings.rules());
+    annotations.extend(pages.map(|pages| (rules::PAGES.to_owned(), pages.to_string())));
+    let mut candidate = candidate.with_annotations(annotations);
     let mut tasks_of_term: Option<LeaderTasks> = None;
     let mut trouble = FailureLog::default();
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
-        let polled = candidate.poll().await;
+        let neighbour_leads = neighbour.as_mut().map(NeighbourWatch::leads);
+        let polled = match turn(neighbour_leads, candidate.held().is_some()) {
+            Turn::Compete => candidate.poll().await,
+            Turn::Observe => candidate.observe().await.map(|()| false),
+            Turn::StepDown => {
+                tracing::info!("the kube-scheduler of this pod lost its lease; another replica leads now");
+                step_down(&app, &mut candidate, tasks_of_term.take()).await.map(|()| false)
+            }
+        };
+        if let Some(neighbour_leads) = neighbour_leads {
+            app.record_neighbour(neighbour_leads, polled.is_ok());
+        }
         if polled.is_ok() && trouble.clear() {
             tracing::info!("the lease can be reached again");
         }
@@ -81,7 +104,8 @@ pub async fn lead(
                     tracing::warn!(leader = candidate.other_leader(), "another replica leads now");
                     end(tasks_of_term.take()).await;
                 }
-                app.dashboard.set_leader(candidate.other_leader());
+                let pages = candidate.published(rules::PAGES).and_then(|pages| pages.parse().ok());
+                app.dashboard.set_leader(candidate.other_leader(), pages);
             }
             // Filter and prioritize still answer from memory. Binds stop when the lease expires.
             Err(error) => {
@@ -94,16 +118,26 @@ pub async fn lead(
         }
         tokio::select! {
             () = tokio::time::sleep(candidate.next_poll()) => {}
+            () = NeighbourWatch::changed(neighbour.as_mut()) => {}
             () = &mut stop => break,
         }
     }
+    if let Err(error) = step_down(&app, &mut candidate, tasks_of_term).await {
+        tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
+    }
+}
+
+/// Stops leading and releases the lease.
+async fn step_down(
+    app: &App,
+    candidate: &mut Candidate,
+    tasks_of_term: Option<LeaderTasks>,
+) -> Result<(), LeaseError> {
     app.follow();
     end(tasks_of_term).await;
     // Another replica may lead as soon as the lease is released.
     app.leadership.requests_ended().await;
-    if let Err(error) = candidate.resign().await {
-        tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
-    }
+    candidate.resign().await
 }
 
 /// The tasks of the leader during one term.

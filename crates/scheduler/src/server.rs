@@ -13,7 +13,7 @@ mod views;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -67,6 +67,7 @@ pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
             (Arc::clone(&app), Caller::KubeScheduler, body_limit),
             calls::limit,
         ))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), wait_until_ready))
         .layer(middleware::from_fn(refuse_browsers))
         .with_state(app)
 }
@@ -110,13 +111,18 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String], login: Option<L
         Some(login) => login.protect(router),
         None => router,
     };
-    router.layer(middleware::from_fn(check)).with_state(app)
+    let forwarded = (Arc::clone(&app), dashboard::Forwarder::default());
+    router
+        .layer(middleware::from_fn_with_state(forwarded, dashboard::forward))
+        .layer(middleware::from_fn(check))
+        .with_state(app)
 }
 
 /// Creates the router of the probes.
 pub fn probes(app: Arc<App>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
+        .route("/healthz/kube-scheduler", get(views::neighbour_health))
         .route("/readyz", get(views::ready))
         .with_state(app)
 }
@@ -125,6 +131,12 @@ pub fn probes(app: Arc<App>) -> Router {
 pub fn router(app: Arc<App>, body_limit: usize, names: &[String], login: Option<Login>) -> Router {
     let pages = pages(Arc::clone(&app), body_limit, names, login);
     verbs(Arc::clone(&app), body_limit).merge(pages).merge(probes(app))
+}
+
+/// Lets calls of a kube-scheduler wait that began to lead a moment before the extender in its pod.
+async fn wait_until_ready(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    app.wait_until_ready().await;
+    next.run(request).await
 }
 
 async fn refuse_browsers(request: Request, next: Next) -> Response {

@@ -68,7 +68,7 @@ pub struct ServedSchedulers(pub Vec<String>);
 impl ServedSchedulers {
     /// The name of a cluster's own kube-scheduler, which the API server writes to pods that name none.
     pub const DEFAULT: &'static str = "default-scheduler";
-    /// The name of the second kube-scheduler in `deploy/scheduler/kube-scheduler-second.yaml`.
+    /// The name of the second kube-scheduler in `deploy/scheduler-second`.
     pub const SECOND: &'static str = "tessera";
 
     fn serve(&self, name: &str) -> bool {

@@ -75,9 +75,30 @@ pub struct TlsPem {
     pub authority: String,
 }
 
-impl TlsPem {
-    fn contents(self) -> Vec<Vec<u8>> {
-        vec![self.certificate.into_bytes(), self.key.into_bytes(), self.authority.into_bytes()]
+/// The contents of the files of a server, in PEM.
+#[derive(Clone, Copy, Debug)]
+struct Contents<'a> {
+    certificate: &'a [u8],
+    key: &'a [u8],
+    /// The authority of clients, if they are checked.
+    authority: Option<&'a [u8]>,
+}
+
+impl<'a> Contents<'a> {
+    /// Names the files of [`TlsFiles`], which are read in the order of its fields.
+    fn of_files(files: &'a [Vec<u8>]) -> Self {
+        let file = |number: usize| files.get(number).map(Vec::as_slice);
+        let (certificate, key) = (file(0).unwrap_or_default(), file(1).unwrap_or_default());
+        Self { certificate, key, authority: file(2) }
+    }
+
+    fn of_pem(pem: &'a TlsPem) -> Self {
+        let TlsPem { certificate, key, authority } = pem;
+        Self {
+            certificate: certificate.as_bytes(),
+            key: key.as_bytes(),
+            authority: Some(authority.as_bytes()),
+        }
     }
 }
 
@@ -110,10 +131,10 @@ impl Tls {
         let mut paths = vec![certificate.as_path(), key.as_path()];
         paths.extend(clients.as_ref().map(|clients| clients.authority.as_path()));
         let mut files = Files::new(&paths);
-        let contents = files.read_if_changed()?.unwrap_or_default().to_vec();
-        let tls = Self::new(&contents, clients.map(|clients| clients.name))?;
+        let contents = files.read_if_changed()?.unwrap_or_default();
+        let tls = Self::new(Contents::of_files(contents), clients.map(|clients| clients.name))?;
         let current = tls.clone();
-        tokio::spawn(files.follow(move |contents| match configurations(contents) {
+        tokio::spawn(files.follow(move |contents| match configurations(Contents::of_files(contents)) {
             Ok(configurations) => {
                 current.replace(configurations);
                 tracing::info!("the certificates were replaced");
@@ -127,12 +148,13 @@ impl Tls {
 
     /// Accepts clients with this DNS name in their certificate.
     pub fn for_client(pem: TlsPem, client_name: &str) -> Result<Self, TlsError> {
-        Self::new(&pem.contents(), Some(client_name.to_owned()))
+        Self::new(Contents::of_pem(&pem), Some(client_name.to_owned()))
     }
 
     /// Accepts all clients with this certificate and key, in PEM.
     pub fn for_all(certificate: &str, key: &str) -> Result<Self, TlsError> {
-        Self::new(&[certificate.as_bytes().to_vec(), key.as_bytes().to_vec()], None)
+        let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
+        Self::new(Contents { certificate, key, authority: None }, None)
     }
 
     /// Returns an acceptor with the same certificate of the server, now and later, that accepts all clients.
@@ -143,11 +165,11 @@ impl Tls {
 
     /// Uses other certificates for new connections.
     pub fn update(&self, pem: TlsPem) -> Result<(), TlsError> {
-        self.replace(configurations(&pem.contents())?);
+        self.replace(configurations(Contents::of_pem(&pem))?);
         Ok(())
     }
 
-    fn new(contents: &[Vec<u8>], client_name: Option<String>) -> Result<Self, TlsError> {
+    fn new(contents: Contents<'_>, client_name: Option<String>) -> Result<Self, TlsError> {
         let client_name = client_name
             .map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::ClientName(name)))
             .transpose()?;
@@ -191,20 +213,20 @@ fn has_name(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
         .is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(name).is_ok())
 }
 
-/// Creates the TLS configurations from the certificate chain, the key and the authority of clients, in this order.
-fn configurations(contents: &[Vec<u8>]) -> Result<Configurations, TlsError> {
-    let without_authority = &contents[..contents.len().min(2)];
-    Ok(Configurations { checking: configuration(contents)?, public: configuration(without_authority)? })
+/// Creates the TLS configurations of a server. Without an authority of clients there is only one.
+fn configurations(contents: Contents<'_>) -> Result<Configurations, TlsError> {
+    let public = configuration(Contents { authority: None, ..contents })?;
+    let checking = if contents.authority.is_some() { configuration(contents)? } else { Arc::clone(&public) };
+    Ok(Configurations { checking, public })
 }
 
-fn configuration(contents: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
-    let file = |number: usize| contents.get(number).map(Vec::as_slice).unwrap_or_default();
+fn configuration(contents: Contents<'_>) -> Result<Arc<ServerConfig>, TlsError> {
     let certificates = |pem| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    let (chain, key) = (certificates(file(0))?, PrivateKeyDer::from_pem_slice(file(1))?);
+    let (chain, key) = (certificates(contents.certificate)?, PrivateKeyDer::from_pem_slice(contents.key)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let builder = match contents.get(2) {
+    let builder = match contents.authority {
         None => builder.with_no_client_auth(),
         Some(authority) => {
             let mut roots = RootCertStore::empty();
@@ -229,16 +251,21 @@ mod tests {
         vec![made.cert.pem().into_bytes(), made.signing_key.serialize_pem().into_bytes()]
     }
 
+    fn configured(files: &[Vec<u8>]) -> Result<Configurations, TlsError> {
+        configurations(Contents::of_files(files))
+    }
+
     #[test]
     fn rejects_files_that_are_not_pem_or_do_not_match() {
         let (first, second) = (pem("a"), pem("b"));
-        configuration(&first).unwrap();
-        assert!(matches!(configuration(&[b"no".to_vec(), b"no".to_vec()]), Err(TlsError::Pem(_))));
-        assert!(matches!(configuration(&[]), Err(TlsError::Pem(_))));
+        let made = configured(&first).unwrap();
+        assert!(Arc::ptr_eq(&made.checking, &made.public), "there are no clients to check");
+        assert!(matches!(configured(&[b"no".to_vec(), b"no".to_vec()]), Err(TlsError::Pem(_))));
+        assert!(matches!(configured(&[]), Err(TlsError::Pem(_))));
         let mixed = [first[0].clone(), second[1].clone()];
-        assert!(matches!(configuration(&mixed), Err(TlsError::Certificate(_))));
+        assert!(matches!(configured(&mixed), Err(TlsError::Certificate(_))));
         let empty = [first[0].clone(), first[1].clone(), Vec::new()];
-        assert!(matches!(configuration(&empty), Err(TlsError::Authority(_))), "no client could ever connect");
+        assert!(matches!(configured(&empty), Err(TlsError::Authority(_))), "no client could ever connect");
     }
 
     #[test]

@@ -13,12 +13,13 @@ use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
 use tessera_scheduler::dashboard::AgentReader;
 use tessera_scheduler::notices::Notices;
-use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::run::{Membership, Neighbour, lead};
 use tessera_scheduler::server::{App, serve_all};
 use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, ServedSchedulers, State};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::foreign::dialect::MemoryUnit;
-use tessera_wire::{foreign::quota, tessera::rules};
+use tessera_wire::foreign::quota;
+use tessera_wire::tessera::{rules, static_table};
 
 use self::listen::ListenArguments;
 use crate::log::LogArguments;
@@ -95,6 +96,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=60))]
     lease_seconds: u32,
 
+    /// Lead only while the kube-scheduler in the same pod holds this lease, in the namespace of the own one; one
+    /// election then decides for both (deploy/scheduler-second)
+    #[arg(long, value_name = "NAME")]
+    neighbour_lease: Option<String>,
+
     /// Write no Kubernetes Events (granted GPUs and the reason, quota usage, failed bindings)
     #[arg(long)]
     no_events: bool,
@@ -153,6 +159,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         lease_namespace,
         lease,
         lease_seconds,
+        neighbour_lease,
         no_events,
         profile: _,
         log: _,
@@ -164,6 +171,10 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         meant.get_or_insert(file);
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
+    if let Some(file) = &static_table {
+        static_table::parse(&crate::read_file(file)?)
+            .with_context(|| format!("--static-table {}", file.display()))?;
+    }
     listen.check()?;
     let settings = SchedulerSettings {
         policy: DefaultPolicy(policy),
@@ -177,6 +188,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
     let app = App::new(State::new(settings.clone()), client).with_notices(notices);
     let app = Arc::new(app.with_agents(AgentReader::with_token(agent_token)));
+    let pages = listen.forwarded_pages().filter(|_| neighbour_lease.is_some());
     let servers = serve_all(listen.open(&app, &lease_namespace).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {
@@ -184,6 +196,8 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         namespace: lease_namespace,
         lease,
         timing: LeaseTiming::with_duration(lease_seconds),
+        pages,
+        neighbour: neighbour_lease.map(|lease| Neighbour { lease, host: host::name() }),
     };
     tokio::select! {
         () = lead(app, settings, membership, static_table, stop) => Ok(()),

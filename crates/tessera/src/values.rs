@@ -9,6 +9,8 @@ use std::time::Duration;
 pub(crate) enum ValueError {
     #[error("write an address and a port, such as 127.0.0.1:5678, or :5678 for all addresses")]
     Address,
+    #[error("write a port such as 12345; the address is always 127.0.0.1")]
+    LoopbackPort,
     #[error("write a number, such as 2 or 0.5")]
     Number,
     #[error("write a time such as 30s or 2m")]

@@ -5,6 +5,7 @@ pub mod explanation;
 pub mod grant;
 pub mod inventory;
 pub mod node_use;
+pub mod page_rights;
 pub mod parsed_node;
 pub mod parsed_pod;
 pub mod placed_pod;

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Cluster, Component, free_port};
+use super::{Cluster, Component, Program, free_port};
 
 impl Cluster {
     /// Starts a kube-scheduler with these parts of a `KubeSchedulerConfiguration`. The connection
@@ -28,16 +28,25 @@ impl Cluster {
         configuration: &str,
         kubeconfig: &str,
     ) -> Result<Component> {
+        self.harness.start(name, self.scheduler_program(name, configuration, kubeconfig)?)
+    }
+
+    /// Returns a kube-scheduler with a complete configuration in JSON or YAML, which is stored under this name.
+    pub(crate) fn scheduler_program(
+        &self,
+        name: &str,
+        configuration: &str,
+        kubeconfig: &str,
+    ) -> Result<Program> {
         let file = self.harness.state(name)?.join("configuration.yaml");
         fs::write(&file, configuration)?;
-        let program = self.harness.kubernetes("kube-scheduler").arguments([
+        Ok(self.harness.kubernetes("kube-scheduler").arguments([
             format!("--config={}", file.display()),
             format!("--authentication-kubeconfig={kubeconfig}"),
             format!("--authorization-kubeconfig={kubeconfig}"),
             format!("--secure-port={}", free_port()?),
             "--bind-address=127.0.0.1".into(),
-        ]);
-        self.harness.start(name, program)
+        ]))
     }
 }
 

@@ -10,10 +10,10 @@ mod front;
 mod gate;
 mod inspect;
 mod kills;
+mod pairs;
 mod pods;
 mod random;
 mod replay;
-mod second;
 mod throughput;
 mod together;
 
@@ -33,8 +33,8 @@ use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
     capacity::run as capacity, dialects::run as dialects, filter_only::run as filter_only,
-    inspect::run as inspect, kills::run as kills, random::run as random, replay::run as replay,
-    throughput::run as throughput, together::run as together,
+    inspect::run as inspect, kills::run as kills, pairs::run as pairs, random::run as random,
+    replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

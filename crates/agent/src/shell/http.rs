@@ -39,20 +39,6 @@ const PROBE_LIMITS: ConnectionLimits = ConnectionLimits {
     idle_timeout: Duration::from_secs(2),
 };
 
-/// Paths of the pages, as ClusterRoles name them.
-pub const PAGE_PATHS: [&str; 10] = [
-    "/",
-    "/graph",
-    "/healthz",
-    "/metric",
-    "/metrics",
-    "/metrics/nodes",
-    "/readyz",
-    "/usage",
-    node_use::PATH,
-    "/version",
-];
-
 /// Listener of the pages, and who may read them.
 #[derive(Debug)]
 pub struct PagesPort {

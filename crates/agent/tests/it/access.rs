@@ -8,14 +8,17 @@ use tessera_cluster::{
     fetch::{FetchError, Fetcher},
 };
 use tessera_sim::reviews::{KnownToken, ReviewServer};
-use tessera_wire::tessera::agent_address::{AUDIENCE, Fingerprint};
+use tessera_wire::tessera::{
+    agent_address::{AUDIENCE, Fingerprint},
+    page_rights,
+};
 
 use super::common::{RegistrationWay, World, load};
 
 const READER: KnownToken = KnownToken {
     user: "system:serviceaccount:monitoring:prometheus",
     audience: None,
-    paths: &["/metrics", "/v1/use"],
+    paths: &[page_rights::METRICS, page_rights::USE],
 };
 
 struct Stage {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::budget::{Budget, Rate};
 
-/// Time for which an allowed caller is not reviewed again. A revoked right has no effect for so long.
+/// Time for which an allowed caller is not reviewed again. A revocation has effect after it if the API server answers,
+/// and after [`GRACE`] at the latest.
 const ALLOWED: Duration = Duration::from_secs(60);
 
 /// Time for which a refused caller is not reviewed again. A new right has effect after it.
@@ -30,8 +31,10 @@ const MAX_PEERS: usize = 1024;
 /// Reviews that may run at once, for known callers and for strangers each. A review is up to three API requests.
 const MAX_IN_FLIGHT: usize = 4;
 
-/// Reviews for one address: enough for a client that reads all pages at once.
-const OF_PEER: Rate = Rate { interval: Duration::from_secs(1), burst: 20 };
+/// Reviews for one address: at most half of what all strangers have. Many users may share an address, so one of them
+/// who sends wrong tokens must not use up the rate: with `n` of them a second, a new token succeeds at every `n / 5`th
+/// attempt.
+const OF_PEER: Rate = Rate { interval: Duration::from_millis(200), burst: 10 };
 
 /// Reviews for all strangers together.
 const OF_STRANGERS: Rate = Rate { interval: Duration::from_millis(100), burst: 20 };
@@ -343,9 +346,32 @@ mod tests {
             step != Step::Busy
         };
         // An address that has used up its own budget does not take from that of all strangers.
-        assert_eq!((0..1000).filter(|number| asked(at(10), *number, stranger(1))).count(), 20);
-        assert_eq!((0..1000).filter(|number| asked(at(12), 1000 + number, stranger(1))).count(), 2);
-        assert!(asked(at(12), 5000, PROMETHEUS));
+        assert_eq!((0..1000).filter(|number| asked(at(10), *number, stranger(1))).count(), 10);
+        assert_eq!((0..1000).filter(|number| asked(at(11), 1000 + number, stranger(1))).count(), 5);
+        assert!(asked(at(11), 5000, PROMETHEUS));
+        // Even at this rate half of the budget of all strangers is left for others.
+        for second in 12..100 {
+            let of_one = (0..1000).filter(|number| asked(at(second), second << 20 | number, stranger(1)));
+            assert_eq!(of_one.count(), 5);
+            let of_others =
+                (0..1000).filter(|number| asked(at(second), second << 21 | number, stranger(2 + number)));
+            assert_eq!(of_others.count(), if second == 12 { 15 } else { 5 });
+        }
+    }
+
+    #[test]
+    fn wrong_tokens_every_second_keep_no_new_caller_of_the_same_address_out() {
+        let mut table = AccessTable::default();
+        for second in 0..600 {
+            let wrong = (1000 + second, PROMETHEUS);
+            ask(&mut table, at(second), wrong, Some(Outcome::Unauthenticated));
+            let later = at(second) + Duration::from_millis(500);
+            let new = (1 << 40 | second, PROMETHEUS);
+            assert_eq!(
+                ask(&mut table, later, new, Some(Outcome::Unauthenticated)),
+                Some(Outcome::Unauthenticated)
+            );
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ const MAX_CONCURRENT: usize = 4;
 #[derive(Clone, Debug)]
 pub struct AgentReader {
     token_file: Option<PathBuf>,
+    fetcher: Fetcher,
     /// Limits the answers in memory, because a node can send large ones.
     permits: Arc<Semaphore>,
 }
@@ -76,7 +77,8 @@ impl AgentReader {
     /// because the kubelet replaces the token before it expires.
     #[must_use]
     pub fn with_token(token_file: Option<PathBuf>) -> Self {
-        Self { token_file, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)) }
+        let fetcher = Fetcher::new(REQUEST_TIMEOUT).with_max_bytes(MAX_BYTES);
+        Self { token_file, fetcher, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)) }
     }
 
     /// Reads the usage from the agent at `address`.
@@ -85,13 +87,12 @@ impl AgentReader {
         let _permit = self.permits.acquire().await;
         // An address without a known certificate may be any server, whose text is not for readers of the dashboard.
         let shows_text = certificate.is_some();
-        let fetcher = Fetcher::new(REQUEST_TIMEOUT).with_max_bytes(MAX_BYTES);
         let fetched = match certificate {
             Some(certificate) => {
                 let token = self.token(&agent).await?;
-                fetcher.get_pinned(&url, certificate, Some(&token)).await
+                self.fetcher.get_pinned(&url, certificate, Some(&token)).await
             }
-            None => fetcher.get(&url).await,
+            None => self.fetcher.get(&url).await,
         };
         match fetched {
             Ok(text) => {

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use tessera_cluster::Client;
 use tessera_cluster::access::{Gate, Protection};
 use tessera_serve::access::{Peer, bearer_token, refusal};
+use tessera_wire::tessera::page_rights;
 
 use super::http::{HEADERS, problem};
 
@@ -23,13 +24,6 @@ const AUDIENCE: &str = "tessera.dev/scheduler";
 
 /// ClusterRole of `deploy/scheduler` that permits to read the pages.
 const READER_ROLE: &str = "tessera-dashboard-reader";
-
-/// Non-resource URL of the dashboard and its API in roles. Their own paths begin with `/api`, which every user of a
-/// cluster may get at the API server.
-pub const DASHBOARD_URL: &str = "/tessera/dashboard";
-
-/// Non-resource URL of the metrics in roles: that of all programs, so that the usual roles of Prometheus suffice.
-pub const METRICS_URL: &str = "/metrics";
 
 /// Time after which a stream ends. Its reader connects again and is checked again.
 const STREAM_LIFETIME: Duration = Duration::from_secs(600);
@@ -132,7 +126,8 @@ async fn check(login: Login, request: Request, next: Next) -> Response {
     if path.starts_with("/assets/") {
         return next.run(request).await;
     }
-    let url = if path == "/metrics" { METRICS_URL } else { DASHBOARD_URL };
+    let is_metrics = matches!(path, "/metrics" | "/metrics/nodes");
+    let url = if is_metrics { page_rights::METRICS } else { page_rights::DASHBOARD };
     let (peer, token) = (Peer::of_request(&request), login.token(request.headers()));
     let Err(denied) = login.gate.check(peer, token, url).await else {
         let is_stream = path == STREAM_PATH;
@@ -167,7 +162,7 @@ async fn log_in(State(login): State<Login>, request: Request) -> Response {
         let text = "this token is too long for a cookie; send it as the header Authorization instead";
         return page(StatusCode::BAD_REQUEST, text);
     }
-    match login.gate.check(peer, Some(token), DASHBOARD_URL).await {
+    match login.gate.check(peer, Some(token), page_rights::DASHBOARD).await {
         Ok(()) => with_cookie(see_other("./"), &login.cookie(token)),
         Err(denied) => page(denied.code(), &denied.to_string()),
     }

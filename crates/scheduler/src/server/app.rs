@@ -56,9 +56,32 @@ pub struct Leadership {
     abort_at: AtomicU64,
     /// Number of running requests of the leader.
     requests: watch::Sender<usize>,
+    /// The value of `ready`, for calls that wait for it.
+    readiness: watch::Sender<bool>,
+    /// True if a kube-scheduler runs in the same pod.
+    is_paired: AtomicBool,
+    /// True if the kube-scheduler in the same pod does not lead, and the leases can be read.
+    follows: AtomicBool,
+    /// Time since which the kube-scheduler in the same pod leads without this replica, in milliseconds since the start
+    /// of the process plus one. Zero if it does not.
+    unserved_since: AtomicU64,
 }
 
+/// Longest time for which a call of the kube-scheduler in the same pod waits for this replica to lead. kube-scheduler
+/// gives up after 5 s, and retries a pod whose call failed after 1 s at the earliest.
+const READY_WAIT: Duration = Duration::from_secs(3);
+
+/// Time after which a leading kube-scheduler without its extender is reported. It is longer than the longest lease, for
+/// which a restarted extender may have to wait.
+const UNSERVED_LIMIT: Duration = Duration::from_secs(30);
+
 impl Leadership {
+    /// Returns whether this replica waits beside a kube-scheduler that waits too. It is ready to take over.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        self.follows.load(Ordering::Acquire)
+    }
+
     /// Waits until no request of the leader runs.
     pub async fn requests_ended(&self) {
         let mut requests = self.requests.subscribe();
@@ -231,9 +254,42 @@ impl App {
         self.metrics.set_leading(true);
     }
 
+    /// Records whether the kube-scheduler in the same pod leads, and whether the leases can be read.
+    pub fn record_neighbour(&self, neighbour_leads: bool, are_leases_readable: bool) {
+        let Leadership { is_paired, follows, unserved_since, .. } = &self.leadership;
+        is_paired.store(true, Ordering::Release);
+        follows.store(!neighbour_leads && are_leases_readable, Ordering::Release);
+        let is_unserved = neighbour_leads && !self.is_ready();
+        let since = match unserved_since.load(Ordering::Acquire) {
+            0 if is_unserved => millis(self.started.elapsed()) + 1,
+            since if is_unserved => since,
+            _ => 0,
+        };
+        unserved_since.store(since, Ordering::Release);
+    }
+
+    /// Returns whether the kube-scheduler in the same pod leads for long without this replica. It should restart, so
+    /// that another pod leads.
+    #[must_use]
+    pub fn is_neighbour_unserved(&self) -> bool {
+        let since = self.leadership.unserved_since.load(Ordering::Acquire);
+        since != 0 && millis(self.started.elapsed()) >= since + millis(UNSERVED_LIMIT)
+    }
+
+    /// Waits a moment until this replica is ready, if the kube-scheduler in the same pod may lead already.
+    pub(super) async fn wait_until_ready(&self) {
+        if self.is_ready() || !self.leadership.is_paired.load(Ordering::Acquire) {
+            return;
+        }
+        let mut readiness = self.leadership.readiness.subscribe();
+        // Without leadership in time the call gets its usual refusal.
+        drop(tokio::time::timeout(READY_WAIT, readiness.wait_for(|ready| *ready)).await);
+    }
+
     /// Sets whether all initial lists are complete.
     pub fn set_ready(&self, ready: bool) {
         self.leadership.ready.store(ready, Ordering::Release);
+        self.leadership.readiness.send_replace(ready);
     }
 
     /// Ends the leadership of this replica. Its running requests end by themselves or are aborted.

@@ -13,14 +13,13 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use tessera_core::admission::QUOTA;
-use tessera_core::units::PodUid;
 use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::extender::{
     BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
 };
 use tessera_wire::foreign::objects::Pod;
 
-use super::reserve::reserve;
+use super::reserve::{repeat_reservation, reserve};
 use super::{App, Caller};
 use crate::notices::NoticeReason;
 use crate::verb::filter::FilterVerdicts;
@@ -78,17 +77,20 @@ async fn filtered(app: &Arc<App>, body: &Body, reserves: bool) -> Response {
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };
-    if reserves {
-        // kube-scheduler filters a pod again only after its last attempt failed.
-        app.write().withdraw_reservation(&PodUid(args.pod.metadata.uid.clone()));
-    }
-    let mut verdicts = app.read().filter(&args, &app.verdicts);
-    if verdicts.fit == 0 && app.retry_wait.wait_for_change(&args.pod.metadata.uid).await {
-        verdicts = app.read().filter(&args, &app.verdicts);
-    }
-    if reserves {
-        reserve(app, &args.pod, &mut verdicts).await;
-    }
+    let repeated = if reserves { repeat_reservation(app, &args) } else { None };
+    let verdicts = match repeated {
+        Some(node) => FilterVerdicts::only(node),
+        None => {
+            let mut verdicts = app.read().filter(&args, &app.verdicts);
+            if verdicts.fit == 0 && app.retry_wait.wait_for_change(&args.pod.metadata.uid).await {
+                verdicts = app.read().filter(&args, &app.verdicts);
+            }
+            if reserves {
+                reserve(app, &args.pod, &mut verdicts).await;
+            }
+            verdicts
+        }
+    };
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
     }

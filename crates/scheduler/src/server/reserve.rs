@@ -1,18 +1,19 @@
 //! Filter as the only verb, as gpu-admission is configured: kube-scheduler binds the pod itself, so filter chooses
 //! node and GPUs, writes them to the pod and books them.
 //!
-//! The booking ends when the watch shows the pod on its node, when kube-scheduler filters the pod again because its
-//! attempt failed, or after the time that Bindings with an unknown outcome have.
+//! The booking ends when the watch shows the pod on its node, or after the time that Bindings with an unknown outcome
+//! have. If kube-scheduler filters the pod again, its attempt has failed, but the Binding may be stored all the same:
+//! the attempt then gets the same GPUs, or the booking stays in doubt beside the one on another node.
 
 use std::sync::Arc;
 
 use tessera_cluster::{AnnotateError, annotate_pod, with_causes};
 use tessera_core::units::PodUid;
-use tessera_wire::foreign::extender::BindingArgs;
+use tessera_wire::foreign::extender::{BindingArgs, BorrowedName, ExtenderArgs};
 use tessera_wire::foreign::objects::Pod;
 
-use super::App;
 use super::bind::{API_TIMEOUT, BindFailure};
+use super::{App, RequestAborted};
 use crate::notices::NoticeReason;
 use crate::state::{BindOrder, BindOutcome};
 use crate::verb::filter::FilterVerdicts;
@@ -24,10 +25,25 @@ enum ReserveFailure {
     Booking(#[from] BindFailure),
     #[error("cannot write the chosen GPUs to the pod: {}", with_causes(.0))]
     Annotations(AnnotateError),
-    #[error("cannot write the chosen GPUs to the pod: the API server did not answer in time")]
-    Timeout,
+    #[error(
+        "cannot write the chosen GPUs to the pod: {}; the filter verb /scheduler/predicates needs the rights of \
+         deploy/scheduler/filter-only.yaml: apply that file, or configure the verbs /scheduler/filter and bind",
+        with_causes(.0)
+    )]
+    Forbidden(AnnotateError),
+    #[error("cannot write the chosen GPUs to the pod: {0}")]
+    Aborted(RequestAborted),
     #[error("the call was interrupted by an internal error; the log has the cause")]
     Interrupted,
+}
+
+/// Returns the node of the pod's last attempt if its GPUs are still reserved. The pod is annotated with them already.
+pub(super) fn repeat_reservation<'a>(app: &App, args: &'a ExtenderArgs<BorrowedName<'_>>) -> Option<&'a str> {
+    if !app.may_write() {
+        return None;
+    }
+    let uid = PodUid(args.pod.metadata.uid.clone());
+    app.write().repeat_reservation(&uid, args.names(), app.now())
 }
 
 /// Narrows the verdicts to the best node and reserves the pod's GPUs there. Without a fitting node nothing changes.
@@ -64,8 +80,9 @@ impl App {
         let written = annotate_pod(&self.client, pod, &annotations);
         let failure = match self.while_leading(API_TIMEOUT, written).await {
             Ok(Ok(())) => None,
+            Ok(Err(error)) if error.is_forbidden() => Some(ReserveFailure::Forbidden(error)),
             Ok(Err(error)) => Some(ReserveFailure::Annotations(error)),
-            Err(_) => Some(ReserveFailure::Timeout),
+            Err(aborted) => Some(ReserveFailure::Aborted(aborted)),
         };
         match failure {
             None => {

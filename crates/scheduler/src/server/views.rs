@@ -24,8 +24,17 @@ pub(super) async fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
+/// Answers the probe of the kube-scheduler in the same pod.
+pub(super) async fn neighbour_health(FromApp(app): FromApp<Arc<App>>) -> Response {
+    if app.is_neighbour_unserved() {
+        let text = "kube-scheduler leads without its extender; a restart lets another pod lead";
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    }
+    "ok".into_response()
+}
+
 pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
-    if app.is_ready() {
+    if app.is_ready() || app.leadership.follows() {
         "ok".into_response()
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "this replica is not the leader, or is still reading the cluster")

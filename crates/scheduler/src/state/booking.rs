@@ -26,7 +26,7 @@ pub(super) struct Booking {
     in_flight: u32,
     /// True if the API server has accepted a Binding.
     bound: bool,
-    /// Time of the first Binding whose outcome is unknown.
+    /// Time of the last Binding whose outcome is unknown.
     uncertain_since: Option<Duration>,
     /// Time of the booking.
     booked_at: Duration,
@@ -164,6 +164,21 @@ pub enum BindRefusal {
 /// request after one minute, so a Binding without an answer has either been applied by then or never will be.
 const UNCERTAIN_PERIOD: Duration = Duration::from_secs(75);
 
+/// The same time for a Binding that kube-scheduler sends itself. kube-scheduler waits up to 10 minutes for the volumes of
+/// a pod before it sends one.
+const RESERVED_PERIOD: Duration = Duration::from_secs(600 + 75);
+
+// === impl Booking ===
+
+impl Booking {
+    /// Returns whether no Binding without an answer can be under way any more.
+    fn is_certain(&self, now: Timestamp) -> bool {
+        let period = if self.reserved { RESERVED_PERIOD } else { UNCERTAIN_PERIOD };
+        let since = self.uncertain_since.unwrap_or(now.steady);
+        self.in_flight == 0 && now.steady.saturating_sub(since) > period
+    }
+}
+
 // === impl Bookings ===
 
 impl Bookings {
@@ -193,7 +208,10 @@ impl State {
                     return Ok(BindStep::Done);
                 }
                 booking.in_flight += 1;
-                booking.reserved = false;
+                // kube-scheduler leaves the Binding to the bind verb, so it has not sent one for the reservation.
+                if std::mem::take(&mut booking.reserved) {
+                    booking.uncertain_since = None;
+                }
                 return Ok(BindStep::Send(booking.order.clone()));
             }
             let is_busy = booking.bound || booking.in_flight > 0;
@@ -202,7 +220,7 @@ impl State {
             if is_busy || self.bookings.in_doubt.contains_key(&uid) {
                 return Err(BindRefusal::Busy { pod: uid, node });
             }
-            self.put_in_doubt(&uid);
+            self.put_in_doubt(&uid, now);
         }
         let Some(pod) = self.pod(&uid) else { return Ok(BindStep::Fetch) };
         match &pod.node {
@@ -288,7 +306,7 @@ impl State {
         booking.in_flight = booking.in_flight.saturating_sub(1);
         match outcome {
             BindOutcome::Bound => booking.bound = true,
-            BindOutcome::Unknown => booking.uncertain_since = booking.uncertain_since.or(Some(now.steady)),
+            BindOutcome::Unknown => booking.uncertain_since = Some(now.steady),
             BindOutcome::Refused
                 if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
             BindOutcome::Refused => self.roll_back(uid, BookingKind::Current),
@@ -304,11 +322,33 @@ impl State {
         }
     }
 
-    /// Releases the reservation of a pod, because kube-scheduler has given up the attempt it was made for.
-    pub fn withdraw_reservation(&mut self, uid: &PodUid) {
-        if self.bookings.current.get(uid).is_some_and(|booking| booking.reserved) {
-            self.roll_back(uid, BookingKind::Current);
+    /// Returns the node of the pod's reservation if it is among the offered ones, for another attempt of
+    /// kube-scheduler with the same GPUs. The Binding of the last attempt may have been stored without an answer, so
+    /// the reservation is never released here. It is put in doubt if its GPUs cannot be granted any more.
+    pub fn repeat_reservation<'n>(
+        &mut self,
+        uid: &PodUid,
+        mut offered: impl Iterator<Item = &'n str>,
+        now: Timestamp,
+    ) -> Option<&'n str> {
+        let booking = self.bookings.current.get(uid).filter(|booking| booking.reserved)?;
+        let node = offered.find(|name| *name == booking.node.0)?;
+        if self.are_gpus_healthy(uid) {
+            self.bookings.current.get_mut(uid)?.uncertain_since = Some(now.steady);
+            return Some(node);
         }
+        if !self.bookings.in_doubt.contains_key(uid) {
+            self.put_in_doubt(uid, now);
+        }
+        None
+    }
+
+    fn are_gpus_healthy(&self, uid: &PodUid) -> bool {
+        let Some(grant) = self.ledger().grant(uid) else { return false };
+        let Some(state) = self.ledger().node(&grant.node) else { return false };
+        let is_healthy =
+            |index| state.node().gpus().iter().any(|gpu| gpu.index == index && gpu.health.is_healthy());
+        grant.footprint().all(|(gpu, _)| is_healthy(gpu))
     }
 
     /// Returns the pods whose uncertain outcome can now be read from the API server. The caller reads each pod
@@ -317,7 +357,7 @@ impl State {
     pub fn uncertain_bindings(&self, now: Timestamp) -> Vec<UncertainBinding> {
         let past = |since: Duration| now.steady.saturating_sub(since) > UNCERTAIN_PERIOD;
         let is_due = |booking: &Booking| {
-            let lost = booking.in_flight == 0 && !booking.bound && booking.uncertain_since.is_some_and(past);
+            let lost = !booking.bound && booking.is_certain(now);
             // The pod is bound, but may have been deleted before the watch showed it.
             lost || (booking.bound && booking.unlisted && past(booking.booked_at))
         };
@@ -330,20 +370,15 @@ impl State {
             .collect()
     }
 
-    /// Resolves an uncertain booking with the pod as read after `UNCERTAIN_PERIOD`, when no Binding can be
-    /// under way any more.
+    /// Resolves an uncertain booking with the pod as read when no Binding can be under way any more.
     pub fn resolve_uncertain(&mut self, uncertain: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
         let uid = &uncertain.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
             None => self.end_pod(uid.clone()),
             Some(pod) if !pod.spec.node_name.is_empty() => self.apply_newest_read(pod),
             Some(_) => {
-                let past = |booking: &Booking| {
-                    let since = booking.uncertain_since.unwrap_or(now.steady);
-                    booking.in_flight == 0 && now.steady.saturating_sub(since) > UNCERTAIN_PERIOD
-                };
                 for kind in [BookingKind::Current, BookingKind::InDoubt] {
-                    if self.bookings.of_kind(kind).get(uid).is_some_and(past) {
+                    if self.bookings.of_kind(kind).get(uid).is_some_and(|booking| booking.is_certain(now)) {
                         self.roll_back(uid, kind);
                     }
                 }
@@ -400,8 +435,12 @@ impl State {
     }
 
     /// Keeps the GPUs of an uncertain booking while its pod is bound to another node.
-    fn put_in_doubt(&mut self, uid: &PodUid) {
-        let Some(booking) = self.bookings.current.remove(uid) else { return };
+    fn put_in_doubt(&mut self, uid: &PodUid, now: Timestamp) {
+        let Some(mut booking) = self.bookings.current.remove(uid) else { return };
+        // kube-scheduler has ended the attempt of a reservation, so it sends no Binding for it later than now.
+        if std::mem::take(&mut booking.reserved) {
+            booking.uncertain_since = Some(now.steady);
+        }
         self.view.put_in_doubt(uid);
         self.bookings.in_doubt.insert(uid.clone(), booking);
     }

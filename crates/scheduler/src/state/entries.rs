@@ -89,7 +89,6 @@ impl GpuPod {
     pub(super) fn new(pod: Pod) -> Self {
         let Pod { mut metadata, mut spec, .. } = pod;
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
-        spec.scheduler_name = String::new();
         let mut annotations = std::mem::take(&mut metadata.annotations);
         annotations.retain(|key, _| is_relevant(key));
         let Metadata { namespace, name, labels, .. } = metadata;

@@ -156,6 +156,11 @@ impl<'a> FilterVerdicts<'a> {
         self.rejected.push((name, place));
     }
 
+    /// Passes on one node of a call whose other nodes were not judged.
+    pub(crate) fn only(node: &'a str) -> Self {
+        Self { fitting: vec![node], fit: 1, best: Some(node), ..Self::default() }
+    }
+
     /// Passes on only this node.
     pub(crate) fn narrow_to(&mut self, node: &'a str) {
         self.fitting = vec![node];

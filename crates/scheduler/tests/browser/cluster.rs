@@ -148,6 +148,8 @@ impl Replica {
             namespace: "kube-system".to_owned(),
             lease: "tessera-scheduler".to_owned(),
             timing: QUICK,
+            pages: None,
+            neighbour: None,
         };
         let leading =
             tokio::spawn(lead(Arc::clone(&app), settings, membership, None, std::future::pending()));

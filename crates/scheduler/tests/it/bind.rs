@@ -1,8 +1,10 @@
 //! Bind: bookings are made once, confirmed by the watch, and rolled back when the Binding fails.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindOrder, BindOutcome, BindStep, StateEvent, WatchEvent};
+use tessera_scheduler::state::{
+    BindOrder, BindOutcome, BindStep, SchedulerSettings, ServedSchedulers, State, StateEvent, WatchEvent,
+};
 
 use crate::fixtures::*;
 
@@ -71,6 +73,27 @@ fn a_refused_binding_is_rolled_back_and_an_uncertain_one_keeps_its_gpu() {
         state.resolve_uncertain(&doubt, Some(parse(&first)), at(100));
     }
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["n", "m"]);
+}
+
+/// The watch has shown the pods, so they are not read again when they are bound.
+#[test]
+fn pods_of_other_schedulers_are_not_bound() {
+    let served = |names: &[&str]| ServedSchedulers(names.iter().map(|name| (*name).to_owned()).collect());
+    let bind = |served: ServedSchedulers, scheduler: Value| {
+        let mut state = State::new(SchedulerSettings { served, ..SchedulerSettings::default() });
+        set_node(&mut state, &node("n", 1, "GiB"));
+        let mut pod = whole("p", 1);
+        pod["spec"]["schedulerName"] = scheduler;
+        set_pod(&mut state, &pod);
+        state.begin_bind(&bind_args(&pod, "n"), at(0)).map_err(|refused| refused.to_string())
+    };
+    let refusal = bind(ServedSchedulers::default(), "volcano".into()).unwrap_err();
+    assert!(refusal.contains("scheduled by volcano, which this extender does not serve"), "{refusal}");
+    for scheduler in [json!("tessera"), json!("default-scheduler"), Value::Null] {
+        assert!(matches!(bind(ServedSchedulers::default(), scheduler), Ok(BindStep::Send(_))));
+    }
+    assert!(matches!(bind(served(&["tessera"]), "tessera".into()), Ok(BindStep::Send(_))));
+    assert!(bind(served(&["tessera"]), "default-scheduler".into()).is_err());
 }
 
 #[test]

@@ -7,9 +7,10 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, Response, header};
 use tessera_cluster::connect_to;
-use tessera_scheduler::dashboard::login::{DASHBOARD_URL, Login, METRICS_URL};
+use tessera_scheduler::dashboard::login::Login;
 use tessera_scheduler::server::{pages, verbs};
 use tessera_sim::reviews::{KnownToken, ReviewServer};
+use tessera_wire::tessera::page_rights;
 use tower::ServiceExt as _;
 
 use crate::server::{Replica, cluster};
@@ -24,10 +25,10 @@ impl Stage {
     async fn new(is_secure: bool) -> Self {
         let reviews = ReviewServer::start().await.unwrap();
         let token = |user, audience, paths| KnownToken { user, audience, paths };
-        reviews.add("reader", token("jane", None, &[DASHBOARD_URL]));
-        reviews.add("prometheus", token("prometheus", None, &[METRICS_URL]));
+        reviews.add("reader", token("jane", None, &[page_rights::DASHBOARD]));
+        reviews.add("prometheus", token("prometheus", None, &[page_rights::METRICS]));
         reviews.add("stranger", token("<b>", None, &["/api/v1/nodes", "/"]));
-        reviews.add("for-agents", token("jane", Some("tessera.dev/agent"), &[DASHBOARD_URL]));
+        reviews.add("for-agents", token("jane", Some("tessera.dev/agent"), &[page_rights::DASHBOARD]));
         let replica = Replica::ready(&cluster().await, "one").await;
         let login = Login::new(connect_to(reviews.url()).unwrap(), is_secure);
         let pages = pages(Arc::clone(&replica.app), 1 << 20, &[], Some(login));

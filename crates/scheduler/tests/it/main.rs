@@ -17,6 +17,7 @@ mod hostile;
 mod interleavings;
 mod leadership;
 mod login;
+mod neighbour;
 mod pages;
 mod preempt;
 mod quota;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::dashboard::{AgentReader, view};
 use tessera_scheduler::notices::Notices;
-use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::run::{Membership, Neighbour, lead};
 use tessera_scheduler::server::{App, router};
 use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::{ApiServer, BindingFault};
@@ -45,16 +45,41 @@ impl Replica {
 
     /// Starts a replica that reads agents in this way.
     pub(crate) fn reading(api: &ApiServer, identity: &str, agents: AgentReader) -> Self {
+        Self::beside(api, identity, agents, None)
+    }
+
+    /// Starts a replica beside this kube-scheduler.
+    pub(crate) fn beside(
+        api: &ApiServer,
+        identity: &str,
+        agents: AgentReader,
+        neighbour: Option<Neighbour>,
+    ) -> Self {
+        Self::with(api, agents, |membership| Membership {
+            identity: identity.to_owned(),
+            neighbour,
+            ..membership
+        })
+    }
+
+    /// Starts a replica with this part in the election.
+    pub(crate) fn with(
+        api: &ApiServer,
+        agents: AgentReader,
+        change: impl FnOnce(Membership) -> Membership,
+    ) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
         let settings = SchedulerSettings::default();
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client)).with_agents(agents));
-        let membership = Membership {
-            identity: identity.to_owned(),
+        let membership = change(Membership {
+            identity: String::new(),
             namespace: "kube-system".to_owned(),
             lease: "tessera-scheduler".to_owned(),
             timing: QUICK,
-        };
+            pages: None,
+            neighbour: None,
+        });
         let (stop, stopped) = oneshot::channel();
         let stopped = async move { drop(stopped.await) };
         let task = tokio::spawn(lead(Arc::clone(&app), settings, membership, None, stopped));

@@ -1,6 +1,6 @@
 //! The listeners of `tessera scheduler` and their flags.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,12 +13,11 @@ use tessera_scheduler::server::{self, App};
 use tessera_serve::{ClientCheck, ConnectionLimits, Tls, TlsFiles};
 use tokio::net::TcpListener;
 
-use crate::values::Listen;
+use crate::values::{Listen, ValueError};
 use crate::{host, values};
 
 /// Port of the verbs, on all addresses.
-const DEFAULT_VERBS: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 12345);
+const DEFAULT_VERBS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 12345);
 
 const HEADING: &str = "Listeners";
 
@@ -28,6 +27,18 @@ pub(super) struct ListenArguments {
     /// [default: :12345 if there is a certificate]
     #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING)]
     listen: Vec<SocketAddr>,
+
+    /// Port of the verbs on 127.0.0.1, with plain HTTP, for a kube-scheduler in the same pod; no other pod can
+    /// reach it (deploy/scheduler-second)
+    #[arg(long, value_name = "PORT", conflicts_with = "listen", value_parser = loopback_port, help_heading = HEADING)]
+    verbs_on_loopback: Option<u16>,
+
+    /// IP addresses of pod and node, which are equal if the pod shares the network of its node
+    #[arg(long, value_name = "IP", env = "POD_IP", hide = true)]
+    pod_ip: Option<IpAddr>,
+
+    #[arg(long, value_name = "IP", env = "HOST_IP", hide = true)]
+    host_ip: Option<IpAddr>,
 
     /// Certificate of the verbs; read again when the file changes
     #[arg(long, value_name = "FILE", requires_all = ["tls_key", "client_ca"], help_heading = HEADING)]
@@ -86,6 +97,11 @@ enum PagesReaders {
     Authenticated,
 }
 
+/// Parses a port and rejects addresses.
+fn loopback_port(text: &str) -> Result<u16, ValueError> {
+    text.parse().ok().filter(|port| *port > 0).ok_or(ValueError::LoopbackPort)
+}
+
 type Served = (TcpListener, Router, ConnectionLimits, Option<Tls>);
 
 impl ListenArguments {
@@ -103,6 +119,9 @@ impl ListenArguments {
                 );
             }
         }
+        if self.verbs_on_loopback.is_some() {
+            return self.check_own_network();
+        }
         if has_certificates || (self.listen.is_empty() && !self.insecure_listen.is_empty()) {
             return Ok(());
         }
@@ -110,6 +129,23 @@ impl ListenArguments {
             "the verbs need certificates: write --certificates-in kube-system to keep them in Secrets, --tls-cert, \
              --tls-key and --client-ca for files, or --insecure-listen 127.0.0.1:12345 for a test on this host"
         )
+    }
+
+    /// Returns the address at which other replicas reach the pages, unless those need a login.
+    pub(super) fn forwarded_pages(&self) -> Option<SocketAddr> {
+        let dashboard = self.dashboard_listen.0.filter(|_| self.pages_access == PagesReaders::Open)?;
+        Some(SocketAddr::new(self.pod_ip?, dashboard.port()))
+    }
+
+    /// Checks that the pod's loopback interface is its own.
+    fn check_own_network(&self) -> Result<()> {
+        match (self.pod_ip, self.host_ip) {
+            (Some(pod), Some(host)) if pod == host => bail!(
+                "--verbs-on-loopback: this pod has the address {host} of its node (hostNetwork), so every program of \
+                 the node could bind pods; give the pod a network of its own, or use --listen with certificates"
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Opens all listeners of a scheduler in this namespace.
@@ -120,7 +156,14 @@ impl ListenArguments {
         let has_login = self.pages_access == PagesReaders::Authenticated;
         let login = |is_secure| has_login.then(|| Login::new(app.client.clone(), is_secure));
         let mut served = Vec::new();
-        let verbs = if self.listen.is_empty() && tls.is_some() { vec![DEFAULT_VERBS] } else { self.listen };
+        if let Some(port) = self.verbs_on_loopback {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let (listener, address) = host::listen(address, "--verbs-on-loopback").await?;
+            tracing::info!(url = %format_args!("http://{address}/"), "listening for the kube-scheduler of this pod");
+            served.push((listener, server::verbs(Arc::clone(app), body_limit), server::VERBS, None));
+        }
+        let has_default = self.listen.is_empty() && self.verbs_on_loopback.is_none() && tls.is_some();
+        let verbs = if has_default { vec![DEFAULT_VERBS] } else { self.listen };
         for address in verbs {
             let (listener, address) = host::listen(address, "--listen").await?;
             tracing::info!(url = %format_args!("https://{address}/"), "listening for kube-scheduler");

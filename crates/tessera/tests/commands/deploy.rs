@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tessera_agent::controller::{IncidentEffect, incident_effect};
 use tessera_node::gpus::IncidentKind;
+use tessera_wire::tessera::page_rights;
 
 use super::tessera;
 
@@ -44,7 +45,7 @@ fn containers_in(part: &str, field: &str) -> Vec<Value> {
 
 #[test]
 fn every_manifest_has_a_kind() {
-    for part in ["agent", "scheduler", "monitoring"] {
+    for part in ["agent", "scheduler", "scheduler-second", "monitoring"] {
         for (path, object) in objects(part) {
             for key in ["apiVersion", "kind"] {
                 assert!(object[key].is_string(), "{}: no {key}", path.display());
@@ -82,13 +83,13 @@ fn the_image_has_the_version_of_the_program() {
 
 #[test]
 fn resources_of_kustomizations_exist() {
-    for part in ["agent", "scheduler", "monitoring"] {
+    for part in ["agent", "scheduler", "scheduler-second", "monitoring"] {
         let kustomizations =
             objects(part).into_iter().filter(|(_, object)| object["kind"] == "Kustomization");
         for (path, object) in kustomizations {
             for resource in object["resources"].as_array().unwrap() {
                 let file = folder().join(part).join(resource.as_str().unwrap());
-                assert!(file.is_file(), "{} lists {resource}", path.display());
+                assert!(file.exists(), "{} lists {resource}", path.display());
             }
         }
     }
@@ -142,10 +143,45 @@ fn probes_and_services_use_the_port_of_the_program() {
     }
     let port = &service["spec"]["ports"][0]["port"];
     let prefix = format!("https://tessera-scheduler.kube-system.svc:{port}/scheduler");
-    for file in ["kube-scheduler-edit.yaml", "kube-scheduler-second.yaml"] {
-        let text = std::fs::read_to_string(folder().join("scheduler").join(file)).unwrap();
-        assert!(text.contains(&prefix), "{file}: {prefix}");
-    }
+    let text = std::fs::read_to_string(folder().join("scheduler/kube-scheduler-edit.yaml")).unwrap();
+    assert!(text.contains(&prefix), "kube-scheduler-edit.yaml: {prefix}");
+}
+
+/// The second kube-scheduler and the extender in its pod agree about ports and leases.
+#[test]
+fn the_second_kube_scheduler_finds_its_extender() {
+    let all = objects("scheduler-second");
+    let kind = |kind: &str| &all.iter().find(|(_, object)| object["kind"] == kind).unwrap().1;
+    let pod = &kind("Deployment")["spec"]["template"]["spec"]["containers"];
+    let (extender, kube_scheduler) = (&pod[0], &pod[1]);
+    let arguments: Vec<&str> =
+        extender["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap()).collect();
+    let output = tessera(&[&arguments[..], &["--help"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let value = |flag: &str| {
+        let found = arguments.iter().find_map(|argument| argument.strip_prefix(flag));
+        found.unwrap_or_else(|| panic!("{flag}"))
+    };
+    let text = kind("ConfigMap")["data"]["configuration.yaml"].as_str().unwrap();
+    let configuration: Value = serde_saphyr::from_str(text).unwrap();
+    let prefix = format!("http://127.0.0.1:{}/scheduler", value("--verbs-on-loopback="));
+    assert_eq!(configuration["extenders"][0]["urlPrefix"], prefix);
+    assert_eq!(configuration["profiles"][0]["schedulerName"], value("--scheduler-name="));
+    let lease = value("--neighbour-lease=");
+    assert_eq!(configuration["leaderElection"]["resourceName"], lease);
+    let role = kind("Role");
+    assert_eq!(role["rules"][0]["resourceNames"], serde_json::json!([lease]));
+    let probe = &kube_scheduler["livenessProbe"]["httpGet"];
+    let health = &containers("scheduler")[0]["ports"][0];
+    assert_eq!(
+        (&probe["port"], probe["path"].as_str()),
+        (&health["containerPort"], Some("/healthz/kube-scheduler"))
+    );
+    let removed = &extender["ports"][0];
+    assert_eq!(
+        (removed["$patch"].as_str(), &removed["containerPort"]),
+        (Some("delete"), &serde_json::json!(12345))
+    );
 }
 
 /// A Prometheus that was set up for gpu-manager finds the agents, on the nodes that were labelled for it.
@@ -177,11 +213,18 @@ fn agents_take_the_place_of_gpu_manager() {
 /// extender.
 #[test]
 fn both_configurations_of_kube_scheduler_call_the_extender_alike() {
-    let all = objects("scheduler");
+    let all = [objects("scheduler"), objects("scheduler-second")].concat();
     let (_, edit) = all.iter().find(|(_, object)| object["kind"] == "KubeSchedulerConfiguration").unwrap();
     let (_, map) = all.iter().find(|(_, object)| object["kind"] == "ConfigMap").unwrap();
     let second: Value = serde_saphyr::from_str(map["data"]["configuration.yaml"].as_str().unwrap()).unwrap();
-    assert_eq!(edit["extenders"], second["extenders"]);
+    let without_address = |configuration: &Value| {
+        let mut extender = configuration["extenders"][0].as_object().unwrap().clone();
+        for key in ["urlPrefix", "enableHTTPS", "tlsConfig"] {
+            extender.remove(key);
+        }
+        extender
+    };
+    assert_eq!(without_address(edit), without_address(&second));
     assert_eq!(edit["percentageOfNodesToScore"], second["percentageOfNodesToScore"]);
 }
 
@@ -201,27 +244,24 @@ fn admission_policies_do_not_depend_on_the_namespace_of_the_installation() {
     }
 }
 
-/// The role of readers names the pages that the index of the agent lists.
+/// The roles of readers name the rights that the programs ask for, and no path of other programs.
 #[test]
-fn readers_of_agents_may_get_every_page() {
-    let all = objects("agent");
-    let (_, role) =
-        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-agent-reader").unwrap();
-    let paths: Vec<&str> = role["rules"][0]["nonResourceURLs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|path| path.as_str().unwrap())
-        .collect();
-    assert_eq!(paths, tessera_agent::shell::PAGE_PATHS);
-    let all = objects("scheduler");
-    let (_, role) =
-        all.iter().find(|(_, object)| object["metadata"]["name"] == "tessera-dashboard-reader").unwrap();
-    let urls = [
-        tessera_scheduler::dashboard::login::DASHBOARD_URL,
-        tessera_scheduler::dashboard::login::METRICS_URL,
+fn readers_have_rights_to_the_pages_of_tessera_only() {
+    let expected: [(&str, &str, &[&str]); 4] = [
+        ("agent", "tessera-agent-reader", &[page_rights::AGENT, page_rights::METRICS, page_rights::USE]),
+        ("scheduler", "tessera-dashboard-reader", &[page_rights::DASHBOARD, page_rights::METRICS]),
+        ("scheduler", "tessera-scheduler", &[page_rights::USE]),
+        ("monitoring", "tessera-metrics", &[page_rights::METRICS]),
     ];
-    assert_eq!(role["rules"][0]["nonResourceURLs"], serde_json::json!(urls));
+    for (part, name, urls) in expected {
+        let all = objects(part);
+        let is_it = |object: &Value| object["kind"] == "ClusterRole" && object["metadata"]["name"] == name;
+        let (_, role) = all.iter().find(|(_, object)| is_it(object)).unwrap();
+        let rules = role["rules"].as_array().unwrap().iter();
+        let granted: Vec<&Value> =
+            rules.map(|rule| &rule["nonResourceURLs"]).filter(|urls| !urls.is_null()).collect();
+        assert_eq!(granted, [&serde_json::json!(urls)], "{part}: {name}");
+    }
 }
 
 /// The dashboard's token for agents is mounted where the flag says, and made for agents only.

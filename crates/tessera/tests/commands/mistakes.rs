@@ -79,6 +79,17 @@ fn errors_about_values_say_what_to_write() {
     check(&["scheduler", "--quota-config", "none"], 2, &["cannot read none"]);
     check(&["scheduler"], 2, &["the verbs need certificates", "--insecure-listen 127.0.0.1:12345"]);
     check(&["scheduler", "--listen", ":0", "--insecure-listen", ":0"], 2, &["the verbs need certificates"]);
+    check(&["scheduler", "--verbs-on-loopback", "0.0.0.0:12345"], 2, &["the address is always 127.0.0.1"]);
+    let of_node = ["--verbs-on-loopback", "12345", "--pod-ip", "10.0.0.5", "--host-ip", "10.0.0.5"];
+    check(
+        &[&["scheduler"], &of_node[..]].concat(),
+        2,
+        &["hostNetwork", "10.0.0.5", "--listen with certificates"],
+    );
+    let table = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(table.path(), "{").unwrap();
+    let table = table.path().to_str().unwrap();
+    check(&["scheduler", "--static-table", table], 2, &["--static-table", table, "EOF while parsing"]);
     let simulate = |arguments: &[&str], words: &[&str]| {
         check(&[&["simulate", "cluster"], arguments].concat(), 2, words);
     };

@@ -16,6 +16,9 @@ pub const LEASE: (&str, &str) = ("kube-system", "tessera-scheduler");
 /// Annotation with the default memory unit.
 const UNIT: &str = "tessera.dev/memory-unit";
 
+/// Annotation with the address of the leader's pages, to which other replicas forward requests.
+pub const PAGES: &str = "tessera.dev/pages";
+
 /// Annotation with the quota settings as JSON. It is absent without a quota.
 const QUOTA: &str = "tessera.dev/quota";
 

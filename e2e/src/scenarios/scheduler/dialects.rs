@@ -13,7 +13,6 @@ use super::{
     SOON, Site, admission, certificates,
     front::{self, Front},
     pods::{annotation, asking, gpu_node, share, whole, with_priority},
-    second,
 };
 use crate::harness::Harness;
 
@@ -29,9 +28,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let _kube_scheduler = site.kube_scheduler(&front).await?;
 
     every_dialect(&site).await?;
-    // The second kube-scheduler starts with the renewed certificates.
     certificates::run(&site, &replica).await?;
-    second::run(&site, &front).await?;
     a_bypass_is_seen(&site).await?;
     a_finished_pod_frees_its_gpu(&site).await?;
     a_listed_gpu_is_not_granted(&site).await?;

@@ -17,9 +17,10 @@ use tessera_serve::{
     access::{Peer, bearer_token, refusal},
     authority::{self, AuthorityError},
 };
-use tessera_wire::tessera::agent_address::{AUDIENCE, Fingerprint};
-
-use super::PAGE_PATHS;
+use tessera_wire::tessera::{
+    agent_address::{AUDIENCE, Fingerprint},
+    node_use, page_rights,
+};
 
 /// ClusterRole of `deploy/agent` that permits to read the pages.
 const READER_ROLE: &str = "tessera-agent-reader";
@@ -84,11 +85,19 @@ impl PagesAccess {
     }
 }
 
+/// Returns the right to read a page, as ClusterRoles name it. Pages that do not exist need one too.
+fn right_for(path: &str) -> &'static str {
+    match path {
+        "/metric" | "/metrics" | "/metrics/nodes" => page_rights::METRICS,
+        node_use::PATH => page_rights::USE,
+        _ => page_rights::AGENT,
+    }
+}
+
 async fn check(gate: Arc<Gate>, request: Request, next: Next) -> Response {
-    // Pages that do not exist are answered like the index, so that callers cannot make up paths to review.
-    let path = PAGE_PATHS.iter().find(|path| **path == request.uri().path()).copied().unwrap_or("/");
+    let right = right_for(request.uri().path());
     let peer = Peer::of_request(&request);
-    let checked = gate.check(peer, bearer_token(request.headers()), path).await;
+    let checked = gate.check(peer, bearer_token(request.headers()), right).await;
     match checked {
         Ok(()) => next.run(request).await,
         Err(denied) => refusal(denied.code(), &denied.to_string()),

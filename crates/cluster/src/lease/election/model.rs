@@ -1,10 +1,11 @@
-//! A model of candidates whose requests to the API server take time, and the property that no
-//! request of a leader runs while another one leads.
+//! A model of candidates whose requests to the API server take time, and whose neighbours gain and lose leases of their
+//! own. No request of a leader may run while another one leads, and a candidate leads soon after its neighbour does.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::super::neighbour::{Turn, turn};
 use super::{Election, LeaseRecord, LeaseStep, LeaseTiming};
 
 /// Random durations and outcomes of one poll, in milliseconds.
@@ -20,7 +21,13 @@ struct Poll {
     /// True if the write reaches the API server, and if its answer reaches the candidate.
     arrives: bool,
     is_answered: bool,
+    /// What the candidate last heard about its neighbour.
+    neighbour_leads: Option<bool>,
 }
+
+/// A poll without delays and losses.
+const SMOOTH: Poll =
+    Poll { pause: 0, read: (1, 1), write: (1, 1), arrives: true, is_answered: true, neighbour_leads: None };
 
 /// Next event of a candidate.
 #[derive(Clone, Debug)]
@@ -30,6 +37,10 @@ enum Event {
     Read,
     /// The candidate receives the state of the lease.
     Found(Option<LeaseRecord>),
+    /// The API server executes the read of a candidate that gives the lease up.
+    ReadOwn,
+    /// The API server releases the lease, if it has this version.
+    Release(String),
     /// The API server executes a write, if the lease has this version.
     Write(Attempt, Option<String>),
     /// The candidate receives the answer to a write: the new version.
@@ -72,18 +83,47 @@ impl World {
         let candidate = &mut self.candidates[number];
         let (now, poll) = (candidate.due, candidate.current);
         match candidate.event.clone() {
-            Event::Poll => match candidate.version.take().filter(|_| candidate.election.leads(now)) {
-                Some(version) => candidate.write(now, Some(version)),
-                None => candidate.schedule(now + millis(poll.read.0), Event::Read),
+            Event::Poll => match candidate.turn(now) {
+                Turn::StepDown => {
+                    candidate.election.resign();
+                    candidate.schedule(now + millis(poll.read.0), Event::ReadOwn);
+                }
+                Turn::Observe => candidate.schedule(now + millis(poll.read.0), Event::Read),
+                Turn::Compete => match candidate.version.take().filter(|_| candidate.election.leads(now)) {
+                    Some(version) => candidate.write(now, Some(version)),
+                    None => candidate.schedule(now + millis(poll.read.0), Event::Read),
+                },
             },
+            Event::ReadOwn => {
+                let own = self.lease.as_ref().filter(|lease| lease.holder == candidate.election.identity());
+                match own {
+                    Some(own) => {
+                        let due = now + millis(poll.read.1 + poll.write.0);
+                        candidate.schedule(due, Event::Release(own.version.clone()));
+                    }
+                    None => candidate.rest(now)?,
+                }
+            }
+            Event::Release(version) => {
+                if let Some(lease) =
+                    self.lease.as_mut().filter(|lease| lease.version == version && poll.arrives)
+                {
+                    self.versions += 1;
+                    lease.holder.clear();
+                    lease.version = self.versions.to_string();
+                }
+                candidate.rest(now + millis(poll.write.1))?;
+            }
             Event::Read => {
                 candidate.schedule(now + millis(poll.read.1), Event::Found(self.lease.clone()));
             }
             Event::Found(found) => {
                 candidate.election.record_latency(millis(poll.read.0 + poll.read.1));
                 match candidate.election.observe(now, found) {
-                    LeaseStep::Take(version) => candidate.write(now, version),
-                    LeaseStep::Wait => candidate.rest(now)?,
+                    LeaseStep::Take(version) if candidate.turn(now) == Turn::Compete => {
+                        candidate.write(now, version);
+                    }
+                    _ => candidate.rest(now)?,
                 }
             }
             Event::Write(attempt, version) => {
@@ -120,6 +160,10 @@ impl World {
 }
 
 impl Candidate {
+    fn turn(&self, now: Duration) -> Turn {
+        turn(self.current.neighbour_leads, self.election.held(now).is_some())
+    }
+
     fn write(&mut self, now: Duration, version: Option<String>) {
         let attempt = Attempt { begun: now, duration: self.election.next_duration() };
         self.schedule(now + millis(self.current.write.0), Event::Write(attempt, version));
@@ -146,10 +190,36 @@ impl Candidate {
 
 fn polls() -> impl Strategy<Value = Vec<Poll>> {
     let delay = || prop_oneof![4 => 0..40u64, 1 => 0..900u64, 1 => 0..4000u64];
-    let poll = (0..3000u64, (delay(), delay()), (delay(), delay()), 0..6u8).prop_map(
-        |(pause, read, write, luck)| Poll { pause, read, write, arrives: luck > 0, is_answered: luck > 1 },
+    let neighbour = prop_oneof![1 => Just(None), 2 => Just(Some(true)), 1 => Just(Some(false))];
+    let poll = (0..3000u64, (delay(), delay()), (delay(), delay()), 0..6u8, neighbour).prop_map(
+        |(pause, read, write, luck, neighbour_leads)| Poll {
+            pause,
+            read,
+            write,
+            arrives: luck > 0,
+            is_answered: luck > 1,
+            neighbour_leads,
+        },
     );
     prop::collection::vec(poll, 2..80)
+}
+
+/// Returns three candidates that follow these scripts. The first one leads.
+fn world(scripts: Vec<Vec<Poll>>, timing: LeaseTiming) -> World {
+    let first = LeaseRecord { holder: "c0".into(), version: "0".into(), duration: timing.duration };
+    let candidates = scripts.into_iter().enumerate().map(|(number, script)| {
+        let mut election = Election::new(format!("c{number}"), timing);
+        if number == 0 {
+            election.record_write(Duration::ZERO, timing.duration);
+        } else {
+            election.observe(Duration::ZERO, Some(first.clone()));
+        }
+        let mut polls = script.into_iter();
+        let current = polls.next().unwrap();
+        let due = millis(current.pause);
+        Candidate { election, polls, current, event: Event::Poll, due, version: None }
+    });
+    World { candidates: candidates.collect(), lease: Some(first.clone()), versions: 0 }
 }
 
 proptest! {
@@ -159,20 +229,7 @@ proptest! {
         seconds in 1..4u32,
         deleted in 0..400usize,
     ) {
-        let timing = LeaseTiming::with_duration(seconds);
-        let first = LeaseRecord { holder: "c0".into(), version: "0".into(), duration: timing.duration };
-        let candidates = scripts.into_iter().enumerate().map(|(number, script)| {
-            let mut election = Election::new(format!("c{number}"), timing);
-            if number == 0 {
-                election.record_write(Duration::ZERO, timing.duration);
-            } else {
-                election.observe(Duration::ZERO, Some(first.clone()));
-            }
-            let mut polls = script.into_iter();
-            let current = polls.next().unwrap();
-            Candidate { election, polls, current, event: Event::Poll, due: millis(current.pause), version: None }
-        });
-        let mut world = World { candidates: candidates.collect(), lease: Some(first.clone()), versions: 0 };
+        let mut world = world(scripts, LeaseTiming::with_duration(seconds));
         for step in 0.. {
             if step == deleted {
                 world.lease = None;
@@ -180,6 +237,29 @@ proptest! {
             let Some(now) = world.step() else { break };
             let active = world.active(now);
             prop_assert!(active <= 1, "{active} candidates may have requests at {now:?}");
+        }
+    }
+    /// Whatever happened before, the candidate whose neighbour leads is the leader after the longest lease, once the
+    /// API server answers and the neighbours agree.
+    #[test]
+    fn the_candidate_leads_whose_neighbour_does(
+        mut scripts in prop::collection::vec(polls(), 3),
+        seconds in 1..4u32,
+        chosen in 0..3usize,
+    ) {
+        let timing = LeaseTiming::with_duration(seconds);
+        for (number, script) in scripts.iter_mut().enumerate() {
+            let poll = Poll { neighbour_leads: Some(number == chosen), ..SMOOTH };
+            script.extend(std::iter::repeat_n(poll, 2000));
+        }
+        let mut world = world(scripts, timing);
+        let mut last = Duration::ZERO;
+        while let Some(now) = world.step() {
+            prop_assert!(world.active(now) <= 1);
+            last = now;
+        }
+        for (number, candidate) in world.candidates.iter().enumerate() {
+            prop_assert_eq!(candidate.election.leads(last), number == chosen, "candidate {}", number);
         }
     }
 }

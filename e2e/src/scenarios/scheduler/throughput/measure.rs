@@ -9,12 +9,8 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use futures::TryStreamExt;
-use kube::{
-    Api,
-    runtime::{WatchStreamExt, watcher},
-};
-use tessera_cluster::LeanPod;
+use futures::StreamExt;
+use tessera_cluster::watch::{self, WatchChange};
 
 use super::{
     super::Site,
@@ -78,7 +74,7 @@ pub(super) async fn measure(
     let mut before = Vec::new();
     let began = || before = programs.map(|(_, id)| cpu_seconds(id)).to_vec();
     let what = format!("the pods of {name} to be bound");
-    let seconds = site.harness.complete(&what, WITHIN, watch(site, pods, began)).await?;
+    let seconds = site.harness.complete(&what, WITHIN, bound(site, pods, began)).await?;
     let intervals = f64::from(u32::try_from(pods - 1)?);
     let cpu = programs
         .iter()
@@ -110,13 +106,14 @@ fn cpu_seconds(id: Option<u32>) -> f64 {
 }
 
 /// Returns the seconds from the first to the last binding. Calls `began` at the first one.
-async fn watch(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
-    let api: Api<LeanPod> = Api::default_namespaced(site.cluster.client());
-    let mut states = pin!(watcher(api, watcher::Config::default()).default_backoff().applied_objects());
+async fn bound(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
+    // In protobuf, as kube-scheduler watches: the API server encodes nothing for the measurement alone.
+    let mut changes = pin!(watch::pods(site.cluster.client()));
     let mut began = Some(began);
     let mut first = None;
     let mut placed = BTreeSet::new();
-    while let Some(pod) = states.try_next().await? {
+    while let Some(change) = changes.next().await {
+        let WatchChange::Set(pod) = change else { continue };
         if pod.spec.node_name.is_empty() {
             continue;
         }
@@ -125,7 +122,7 @@ async fn watch(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
         if let Some(began) = began.take() {
             began();
         }
-        placed.extend(pod.metadata.name);
+        placed.insert(pod.metadata.name);
         if placed.len() == pods {
             return Ok(now.duration_since(first).as_secs_f64());
         }
