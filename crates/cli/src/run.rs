@@ -4,14 +4,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use tessera_cluster::list::unschedulable;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
 use tessera_wire::tessera::placed_pod;
 
 use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
-use crate::explain::{self, PodReport};
 use crate::follow::{follow, redraw};
 use crate::options::{NodeSelection, SourceOptions};
 use crate::paint::Paint;
@@ -19,7 +17,7 @@ use crate::plugin::Plugin;
 use crate::share::ShareTable;
 use crate::survey::Survey;
 use crate::top::ClusterUse;
-use crate::{load, print, show, usage, what_if};
+use crate::{explain, load, print, show, usage, what_if};
 
 /// The plugin and its output device.
 #[derive(Clone, Copy, Debug)]
@@ -167,16 +165,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     let answer = match &source.endpoint {
         Some(endpoint) => {
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let explanation: PodExplanation =
-                load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?;
-            PodReport {
-                requests: Vec::new(),
-                explanation,
-                holds: Vec::new(),
-                remedies: Vec::new(),
-                smaller: Vec::new(),
-                kube_scheduler: None,
-            }
+            load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?
         }
         None => {
             let client = load::client(source).await?;
@@ -185,50 +174,50 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
             if placed_pod::has_ended(&pod) {
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
-            if !pod.spec.asks_for_gpus() {
+            if !pod.spec.asks_for_gpus() && pod.spec.unserved_gpu_resources().is_empty() {
                 bail!("pod {namespace}/{name} requests no GPU; `kubectl describe pod` shows why it waits");
             }
             let survey = load::survey(&client, source, &NodeSelection::default()).await?;
-            let mut answer = explain::explain(&survey, &pod)
-                .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?;
-            answer.kube_scheduler = unschedulable(&client, &namespace, name).await?;
-            answer
+            explain::explain(&survey, &pod, false)
+                .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?
         }
     };
     print(&match options.output {
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
-        Some(OutputFormat::Name) => names(fitting(&answer)),
+        Some(OutputFormat::Name) => names(usable(&answer)),
         form => show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint),
     });
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the names of the nodes where the pod fits.
-fn fitting(answer: &PodReport) -> impl Iterator<Item = String> + '_ {
-    answer.explanation.nodes.iter().filter(|view| view.fits).map(|view| view.node.clone())
+/// Returns the names of the nodes whose GPUs would do, best first.
+fn usable(answer: &PodExplanation) -> impl Iterator<Item = String> + '_ {
+    answer.best().into_iter().map(|view| view.node.clone())
 }
 
 async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context) -> Result<ExitCode> {
-    if source.endpoint.is_some() {
-        bail!("what-if reads the API server; remove --endpoint");
-    }
     what_if::pod("default", &options.request)?;
-    let client = load::client(source).await?;
-    let namespace = options.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    let pod = what_if::pod(&namespace, &options.request)?;
-    let survey = load::survey(&client, source, &NodeSelection::default()).await?;
-    let answer = explain::explain(&survey, &pod)?;
-    let rooms = what_if::room(&survey, &pod)?;
-    print(&match options.output {
-        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => {
-            let mut value = serde_json::to_value(&answer)?;
-            value["room"] = serde_json::to_value(&rooms)?;
-            document::print(&value, form)?
+    let answer = match &source.endpoint {
+        Some(endpoint) => {
+            let namespace = options.namespace.as_deref().unwrap_or("default");
+            let pod = what_if::pod(namespace, &options.request)?;
+            load::post_to_scheduler(endpoint, "/what-if", &pod).await?
         }
-        Some(OutputFormat::Name) => names(fitting(&answer)),
-        form => show::explain::what_if(&answer, &rooms, form == Some(OutputFormat::Wide), context.paint),
+        None => {
+            let client = load::client(source).await?;
+            let namespace =
+                options.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+            let pod = what_if::pod(&namespace, &options.request)?;
+            let survey = load::survey(&client, source, &NodeSelection::default()).await?;
+            explain::explain(&survey, &pod, true)?
+        }
+    };
+    print(&match options.output {
+        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
+        Some(OutputFormat::Name) => names(usable(&answer)),
+        form => show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint),
     });
-    let fits = fitting(&answer).next().is_some();
+    let fits = usable(&answer).next().is_some();
     Ok(if fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -236,13 +236,13 @@ fn waiting_pods_show_the_reasons_of_the_newest_decision() {
 fn explanation_counts_match_the_explain_verb() {
     let state = some();
     for name in ["waits", "a"] {
-        let question = explanation::question(&state, "team", name).unwrap();
-        let sums = explanation::explain(&state, &question);
+        let sums = explanation::of_pod(&state, "team", name).unwrap();
         let listed = tessera_scheduler::verb::explain::explain(&state, "team", name).unwrap().unwrap();
-        assert_eq!((sums.nodes, sums.policy), (listed.nodes.len(), listed.policy));
-        assert_eq!(sums.fitting, listed.nodes.iter().filter(|view| view.fits).count());
+        assert_eq!((sums.checked, &sums.explanation.policy), (listed.nodes.len(), &listed.policy));
+        assert_eq!(sums.would_do, listed.nodes.iter().filter(|view| view.would_do).count());
         let refused: usize = sums.refusals.iter().map(|refusal| refusal.nodes).sum();
-        assert_eq!(sums.fitting + refused, sums.nodes);
+        assert_eq!(sums.would_do + refused, sums.checked);
+        assert_eq!(sums.explanation.summary, listed.summary);
         for refusal in &sums.refusals {
             let alike = listed.nodes.iter().filter(|view| view.reason.as_deref() == Some(&refusal.reason));
             assert_eq!(alike.count(), refusal.nodes, "{}", refusal.reason);
@@ -251,20 +251,18 @@ fn explanation_counts_match_the_explain_verb() {
     }
     let mut odd = parse(&whole("odd", 1));
     odd.metadata.annotations.insert("tessera.dev/policy".into(), "<b>bold</b>".into());
-    let refused = json_of(explanation::explain(&state, &odd));
+    let refused = json_of(explanation::what_if(&state, &odd));
     assert!(refused["problem"].as_str().unwrap().contains("<b>bold</b>"), "{refused}");
-    assert!(explanation::question(&state, "team", "nobody").is_none());
+    assert!(explanation::of_pod(&state, "team", "nobody").is_none());
 }
 
 #[test]
-fn explanation_leaves_cpu_to_kube_scheduler() {
+fn filter_leaves_cpu_to_kube_scheduler_and_explanations_do_not() {
     let state = state(&[node("n", 2, "GiB")]);
     let greedy = pod("greedy", &[("nvidia.com/gpu", "1"), ("cpu", "1000")]);
-    let explained = explanation::explain(&state, &parse(&greedy));
-    assert_eq!(
-        (explained.fitting, super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len()),
-        (1, 1)
-    );
+    let explained = explanation::what_if(&state, &parse(&greedy));
+    assert_eq!((explained.would_do, explained.refusals[0].reason.as_str()), (0, "not enough CPU"));
+    assert_eq!(super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len(), 1);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::explanation::KubeSchedulerReport;
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -35,6 +36,15 @@ pub struct PodRow {
     pub priority: i32,
     /// GPU requests of the containers.
     pub asks: Vec<RequestView>,
+    /// Time when the pod was created, in RFC 3339 form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    /// Last report of kube-scheduler on a pod that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// Requested GPU resources that Tessera does not serve.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<String>,
     /// Error in the GPU requests, which keeps the pod from being scheduled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -177,6 +187,9 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         },
         node: pod.node.as_ref().or(booked).map(ToString::to_string),
         priority: pod.priority(),
+        created: pod.created.clone(),
+        kube_scheduler: pod.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from),
+        unserved: pod.spec.unserved_gpu_resources(),
         asks,
         problem,
         refused: BTreeMap::new(),
