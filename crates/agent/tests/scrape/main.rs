@@ -332,3 +332,40 @@ fn sums_up_processes_beyond_the_limit() {
     assert!((shown - all).abs() < 1.0, "{shown} of {all}");
     assert_eq!(text.sums("tessera_exporter_processes_summed_up", "uuid").values().sum::<f64>(), 180.0);
 }
+
+/// Without `hostPID` the agent cannot tell whose processes it sees. What containers use is unknown then, not zero.
+#[test]
+fn unknown_use_is_absent_with_its_reason() {
+    let mut stage = Stage::new(2);
+    stage.pod(1, "team", "train", &[share(0, 50, 20_480)]);
+    stage.process(100, 0, Some(8192), 90);
+    stage.fill_ledger();
+    stage.sample();
+    stage.sample();
+    let options = MetricsOptions {
+        vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
+        ..MetricsOptions::default()
+    };
+    let text = families::metrics(&stage.snapshot_with(false), &options, Format::Plain);
+    let labels = format!(r#"namespace="team",pod="train",container="main",gpu="0",uuid="{}""#, uuid(0));
+    let reason = format!("tessera_container_usage_unknown{{{labels},reason=\"processes-hidden\"}} 1\n");
+    assert!(text.contains(&reason), "{text}");
+    assert!(text.contains(&format!("tessera_container_memory_granted_bytes{{{labels}}}")), "{text}");
+    for family in [
+        "tessera_container_memory_used_bytes",
+        "tessera_container_busy_ratio",
+        "tessera_container_busy_seconds_total",
+        "tessera_container_energy_joules_total",
+        "tessera_container_processes",
+        "hami_vgpu_memory_used_bytes",
+        "container_gpu_utilization",
+        "container_accelerator_memory_used_bytes",
+    ] {
+        assert!(!text.contains(&format!("\n{family}{{")), "{family} is unknown: {text}");
+    }
+    // The use of the GPU as a whole is known.
+    assert!(text.contains("\ntessera_gpu_memory_used_bytes{"), "{text}");
+    let known = families::metrics(&stage.snapshot(), &options, Format::Plain);
+    assert!(!known.contains("\ntessera_container_usage_unknown{"), "{known}");
+    assert!(known.contains(&format!("\ntessera_container_busy_seconds_total{{{labels}}} 0\n")), "{known}");
+}

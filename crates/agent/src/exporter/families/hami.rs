@@ -63,7 +63,7 @@ const SHARE_ROWS: [ShareRow; 5] = [
         Some("Device_last_kernel_of_container"),
         "Seconds since last kernel execution in container",
         |share, gpu| {
-            let since = share.total.last_busy.zip(gpu.last_success);
+            let since = share.total.and_then(|total| total.last_busy).zip(gpu.last_success);
             since.map(|(last, now)| (now - last).max(0.0).round()).into()
         },
     ),
