@@ -262,7 +262,9 @@ fn parts_add_up_to_the_gpu() {
 /// real Prometheus.
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
-    let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
+    let stage = busy_node();
+    let pages = [stage.snapshot(), stage.snapshot_with(false)];
+    let text = pages.map(|snapshot| families::metrics(&snapshot, &everything(), Format::Plain)).concat();
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
     let dashboard = std::fs::read_to_string(monitoring.join("dashboard.json")).unwrap();
@@ -271,7 +273,10 @@ fn dashboard_and_alerts_use_existing_metrics() {
     let (_, alerts) = alerts.split_once("\nspec:\n").unwrap();
     for named in [dashboard["panels"].to_string(), alerts.to_owned()] {
         let words = named.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let names: BTreeSet<&str> = words.filter(|word| word.starts_with("tessera_")).collect();
+        // The test of the demo runs the queries about the scheduler.
+        let is_of_agent =
+            |word: &&str| word.starts_with("tessera_") && !word.starts_with("tessera_scheduler_");
+        let names: BTreeSet<&str> = words.filter(is_of_agent).collect();
         assert!(names.len() > 8, "{names:?}");
         let unknown: Vec<&str> = names.into_iter().filter(|name| !known.contains(name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
@@ -368,4 +373,31 @@ fn unknown_use_is_absent_with_its_reason() {
     let known = families::metrics(&stage.snapshot(), &options, Format::Plain);
     assert!(!known.contains("\ntessera_container_usage_unknown{"), "{known}");
     assert!(known.contains(&format!("\ntessera_container_busy_seconds_total{{{labels}}} 0\n")), "{known}");
+}
+
+/// A GPU full of pods with memory only is granted, and a broken GPU cannot be granted.
+#[test]
+fn free_capacity_counts_memory_and_health() {
+    let mut stage = Stage::new(2);
+    let memory = stage.snapshot().gpus.first().map_or(81_920, |gpu| gpu.info.memory.0);
+    stage.pod(1, "team", "notebook", &[share(0, 0, memory)]);
+    stage.fill_ledger();
+    stage.sample();
+    let mut snapshot = stage.snapshot();
+    snapshot.gpus[1].info.health = tessera_core::gpu::Health::Unhealthy;
+    let text = families::metrics(&snapshot, &by_default(), Format::Plain);
+    let value = |family: &str, gpu: u8| {
+        let begin = format!("{family}{{gpu=\"{gpu}\"");
+        let line = text.lines().find(|line| line.starts_with(&begin)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    assert_eq!((value("tessera_gpu_granted_ratio", 0), value("tessera_gpu_granted_ratio", 1)), (1.0, 0.0));
+    for family in [
+        "tessera_gpu_allocatable_ratio",
+        "tessera_gpu_allocatable_compute_ratio",
+        "tessera_gpu_allocatable_memory_bytes",
+    ] {
+        assert_eq!(value(family, 1), 0.0, "{family} of a broken GPU");
+    }
+    assert_eq!(value("tessera_gpu_allocatable_ratio", 0), 0.0);
 }
