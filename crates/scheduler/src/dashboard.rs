@@ -12,6 +12,7 @@ mod http;
 pub mod login;
 mod lookup;
 mod stream;
+pub mod usage;
 pub mod view;
 
 use std::sync::{PoisonError, RwLock};
@@ -22,7 +23,7 @@ pub use self::agent::AgentReader;
 pub(crate) use self::http::MAX_MANIFEST_BYTES;
 pub use self::http::routes;
 pub(crate) use self::http::run_view;
-use self::{decisions::Decisions, stream::ChangeFeed};
+use self::{decisions::Decisions, stream::ChangeFeed, usage::UsageLog};
 
 /// Views made concurrently, so that users do not slow down kube-scheduler.
 const MAX_CONCURRENT_VIEWS: usize = 4;
@@ -35,6 +36,8 @@ pub struct Dashboard {
     feed: ChangeFeed,
     view_permits: Semaphore,
     leader: RwLock<Option<String>>,
+    /// What pods use of the GPUs they hold.
+    pub usage: RwLock<UsageLog>,
 }
 
 impl Default for Dashboard {
@@ -44,6 +47,7 @@ impl Default for Dashboard {
             feed: ChangeFeed::default(),
             view_permits: Semaphore::new(MAX_CONCURRENT_VIEWS),
             leader: RwLock::default(),
+            usage: RwLock::default(),
         }
     }
 }

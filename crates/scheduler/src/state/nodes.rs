@@ -16,6 +16,7 @@ use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::entries::{UnreadableNode, quota_labels};
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
+use crate::natural::natural;
 
 /// The unhealthy GPUs of a node according to gpushare's ConfigMap.
 #[derive(Debug, Default)]
@@ -211,14 +212,14 @@ impl State {
         }
     }
 
-    /// Returns all nodes, sorted by name.
+    /// Returns all nodes, sorted by name as people count.
     pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeEntry)> {
         let readable = self.ledger().nodes().filter_map(|state| {
             let name = &state.node().name;
             Some((name, self.entry(name)?))
         });
         let mut all: Vec<_> = readable.chain(&self.unreadable).collect();
-        all.sort_by_key(|(name, _)| *name);
+        all.sort_by(|(a, _), (b, _)| natural(&a.0, &b.0));
         all
     }
 }

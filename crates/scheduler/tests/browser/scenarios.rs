@@ -159,7 +159,7 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     browser.click(".pod-row a").await?;
     for text in [
         "Why it waits",
-        "Fits on none of 4 nodes now.",
+        "The GPUs of 0 of 4 nodes would do.",
         "What stands in the way",
         "fewer than 9 GPUs",
         "Evictions would not help",

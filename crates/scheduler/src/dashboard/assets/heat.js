@@ -60,6 +60,12 @@ export function heatMap(signal) {
     for (const square of squares) {
       ink.fillStyle = paints[grade(square.percent)];
       ink.fillRect(square.x, square.y, size, size);
+      if (size >= 34) {
+        // Large squares show the end of the name, which tells nodes apart.
+        ink.fillStyle = square.percent > 50 ? getComputedStyle(document.documentElement).getPropertyValue("--surface") : style.color;
+        ink.font = `10px ${style.fontFamily}`;
+        ink.fillText(square.name.slice(-5), square.x + 3, square.y + size - 5, size - 6);
+      }
       if (square.trouble) {
         ink.strokeStyle = red;
         ink.lineWidth = 2;

@@ -38,7 +38,8 @@ export default function pods({ parameters, signal }) {
         filter = kept;
         list.reset();
       };
-      const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]], changed, signal });
+      const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]],
+        sorts: [["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
       await list.reset();
     },

@@ -117,13 +117,23 @@ pub fn pods(access: &impl StateAccess, query: &ListQuery) -> Page<PodRow> {
             state.gpu_pods().filter(|(_, pod)| passes(state, pod, query)).collect();
         let (total, range) = (shown.len(), query.range(shown.len()));
         let offset = range.start;
-        let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(a).cmp(&order(b)));
+        let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(&query.sort, a, b));
         Page { total, offset, items: part.iter().map(|(uid, pod)| row(state, uid, pod)).collect() }
     })
 }
 
-fn order(pod: &GpuPod) -> (bool, &str, &str) {
-    (pod.node.is_some(), &pod.namespace, &pod.name)
+fn order(sort: &str, a: &GpuPod, b: &GpuPod) -> Ordering {
+    // Times in RFC 3339 form in UTC sort like text.
+    let by_age = || a.created.cmp(&b.created);
+    let by_name = || (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
+    let by_state = || a.node.is_some().cmp(&b.node.is_some());
+    let by_wait = || if a.node.is_none() && b.node.is_none() { by_age() } else { Ordering::Equal };
+    match sort {
+        "age" => by_age().then_with(by_name),
+        "youngest" => by_age().reverse().then_with(by_name),
+        "name" => by_name(),
+        _ => by_state().then_with(by_wait).then_with(by_name),
+    }
 }
 
 /// Returns the elements at `range` of the sorted list, without sorting the other elements.

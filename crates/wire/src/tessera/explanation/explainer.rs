@@ -203,6 +203,10 @@ impl<'a> Explainer<'a> {
 
     /// Counts how many pods like this one fit on a node, one after the other, without quotas.
     fn room(&self, node: &NodeFacts<'_>) -> usize {
+        // Any number of pods without GPUs would fit.
+        if !self.parsed.wants_gpu() {
+            return 0;
+        }
         let request = self.parsed.request(node.unit);
         let mut state = node.state.clone();
         let mut pods = 0;
