@@ -12,7 +12,7 @@ function best(views, waits) {
     h("h3", {}, t(waits ? "explain.free-gpus" : "explain.best")),
     h("ul", { class: "plain places" }, views.map((view) => h("li", { "data-key": view.node },
       nodeLink(view.node), " ", h("span", { class: "muted" }, t("explain.wouldget")), " ",
-      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container && `${container.container}: `}${t("gpu.n", { n: container.gpus.join(", ") })}`)))));
+      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container && `${container.container}: `}${t("gpu.n", { n: container.gpus.join(", ") })}`))))));
 }
 
 function gpuReasons(view) {

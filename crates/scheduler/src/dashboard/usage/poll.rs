@@ -14,6 +14,9 @@ use crate::state::StateAccess as _;
 /// Shortest time between the begins of two rounds.
 const MIN_ROUND: Duration = Duration::from_secs(10);
 
+/// Time between two checks whether the replica has read the cluster.
+const READY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Agents asked per second on average, so that a large cluster costs the scheduler little.
 const AGENTS_PER_SECOND: u32 = 20;
 
@@ -23,7 +26,11 @@ const MAX_CONCURRENT: usize = 4;
 /// Asks all agents again and again.
 pub(crate) async fn poll(app: Arc<App>) {
     loop {
-        let nodes = if app.is_ready() { round(&app).await } else { 0 };
+        if !app.is_ready() {
+            tokio::time::sleep(READY_INTERVAL).await;
+            continue;
+        }
+        let nodes = round(&app).await;
         let by_size = Duration::from_secs(1) * u32::try_from(nodes).unwrap_or(u32::MAX) / AGENTS_PER_SECOND;
         tokio::time::sleep(MIN_ROUND.max(by_size)).await;
     }
