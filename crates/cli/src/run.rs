@@ -4,20 +4,23 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use tessera_cluster::Client;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
 use tessera_wire::tessera::placed_pod;
 
-use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Top, Tree, View, WhatIf};
+use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Overview, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
 use crate::follow::{follow, redraw};
 use crate::options::{NodeSelection, SourceOptions};
 use crate::paint::Paint;
 use crate::plugin::Plugin;
 use crate::share::ShareTable;
+use crate::show::overview::OverviewForm;
 use crate::survey::Survey;
+use crate::table::cut_lines;
 use crate::top::ClusterUse;
-use crate::{explain, load, print, show, usage, what_if};
+use crate::{endpoint, explain, load, print, show, usage, what_if};
 
 /// The plugin and its output device.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +28,23 @@ pub(crate) struct Context {
     pub(crate) plugin: Plugin,
     pub(crate) paint: Paint,
     pub(crate) terminal: bool,
+    /// Columns of the terminal, or `None` if the output is piped.
+    pub(crate) columns: Option<usize>,
+}
+
+impl Context {
+    /// Prints a view. On a terminal no line is wider than the terminal.
+    pub(crate) fn show(self, text: &str) {
+        print(&self.fitted(text));
+    }
+
+    /// Cuts the lines of a view at the width of the terminal. Piped output is not cut.
+    fn fitted(self, text: &str) -> String {
+        match self.columns {
+            Some(columns) => cut_lines(text, columns),
+            None => text.to_owned(),
+        }
+    }
 }
 
 pub(crate) async fn run(arguments: Arguments, context: Context) -> Result<ExitCode> {
@@ -36,7 +56,8 @@ pub(crate) async fn run(arguments: Arguments, context: Context) -> Result<ExitCo
         },
         CliAction::Run(Command::Explain(options)) => explain_pod(&source, &options, context).await,
         CliAction::Run(Command::WhatIf(options)) => what_if_pod(&source, &options, context).await,
-        CliAction::Run(Command::Tree(options)) => tree(&source, &options).await,
+        CliAction::Run(Command::Overview(options)) => overview(&source, &options, context).await,
+        CliAction::Run(Command::Tree(options)) => tree(&source, &options, context).await,
         CliAction::Run(Command::Top(options)) => top(&source, &options, context).await,
     }
 }
@@ -60,7 +81,7 @@ async fn view_by_api(source: &SourceOptions, view: &View, context: Context) -> R
     if view.watch {
         return follow(client, source, view, context, text).await;
     }
-    print(&text);
+    context.show(&text);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -80,6 +101,11 @@ fn report_empty(survey: &Survey, selection: &NodeSelection, plugin: Plugin) -> O
             Some(problem) => anyhow!("node {node:?} cannot be read: {problem}"),
             None => anyhow!("node {node:?} offers no {kind}"),
         }));
+    }
+    let selector = selection.selector.as_ref().or(selection.field_selector.as_ref());
+    if let Some(selector) = selector.filter(|_| survey.nodes.is_empty()) {
+        eprintln!("No node matches {selector}.");
+        return Some(Ok(()));
     }
     eprintln!("No node offers {kind}. A node offers it when a device plugin or an agent runs on it.");
     Some(Ok(()))
@@ -185,7 +211,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     print(&match options.output {
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
         Some(OutputFormat::Name) => names(usable(&answer)),
-        form => show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint),
+        form => context.fitted(&show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint)),
     });
     Ok(ExitCode::SUCCESS)
 }
@@ -215,61 +241,98 @@ async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context)
     print(&match options.output {
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
         Some(OutputFormat::Name) => names(usable(&answer)),
-        form => show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint),
+        form => {
+            context.fitted(&show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint))
+        }
     });
     let fits = usable(&answer).next().is_some();
     Ok(if fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn tree(source: &SourceOptions, options: &Tree) -> Result<ExitCode> {
+/// Reads the cluster from the API server, or with `--endpoint` from a scheduler. An endpoint without the API of
+/// Tessera's scheduler, or one that does not answer, serves measurements only.
+async fn cluster(source: &SourceOptions, selection: &NodeSelection) -> Result<(Option<Client>, Survey)> {
+    if let Some(endpoint) = &source.endpoint
+        && selection.selector.is_none()
+        && selection.field_selector.is_none()
+        && let Ok(survey) = endpoint::survey(endpoint, selection).await
+    {
+        return Ok((None, survey));
+    }
     let client = load::client(source).await?;
-    let survey = load::survey(&client, source, &options.selection).await?;
+    let survey = load::survey(&client, source, selection).await?;
+    Ok((Some(client), survey))
+}
+
+/// Columns of the overview if the output is piped and `COLUMNS` is not set.
+const PIPED_COLUMNS: usize = 100;
+
+async fn overview(source: &SourceOptions, options: &Overview, context: Context) -> Result<ExitCode> {
+    let (_, survey) = cluster(source, &options.selection).await?;
+    if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
+        problem?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let typed = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let form = OverviewForm {
+        columns: context.columns.or(typed).unwrap_or(PIPED_COLUMNS),
+        wide: options.output.is_some(),
+        now_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        paint: context.paint,
+    };
+    print(&show::overview::overview(&survey, form));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn tree(source: &SourceOptions, options: &Tree, context: Context) -> Result<ExitCode> {
+    let (client, survey) = cluster(source, &options.selection).await?;
     if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
         problem?;
     }
     let used = match options.no_agents {
         true => Default::default(),
-        false => usage::of_nodes(&client, source, &survey).await,
+        false => usage::of_nodes(client.as_ref(), source, &survey).await,
     };
     for (node, answer) in &used {
         if let Err(error) = answer {
-            eprintln!("warning: node {node}: usedMemory is unknown and shown as 0: {error}");
+            eprintln!("warning: node {node}: the memory in use is unknown: {error}");
         }
     }
-    let several = survey.with_gpus().count() > 1;
     for (_, state) in survey.with_gpus() {
-        let name = state.node().name.to_string();
-        if several {
-            print(&format!("{name}\n"));
-        }
-        let used = used.get(&name).and_then(|answer| answer.as_ref().ok());
-        print(&show::tree::node(&survey, state, used, options.output.is_some()));
+        let used = used.get(&state.node().name.0).and_then(|answer| answer.as_ref().ok());
+        context.show(&show::tree::node(&survey, state, used, options.output.is_some()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<ExitCode> {
-    let client = load::client(source).await?;
     let form = options
         .output
         .as_deref()
         .map(|form| if form == "yaml" { OutputFormat::Yaml } else { OutputFormat::Json });
     let refresh = context.terminal && !options.once && form.is_none();
     loop {
-        let survey = load::survey(&client, source, &options.selection).await?;
+        let (client, survey) = cluster(source, &options.selection).await?;
         if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
             problem?;
             return Ok(ExitCode::SUCCESS);
         }
-        let usage = ClusterUse::new(usage::of_nodes(&client, source, &survey).await);
+        let usage = ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await);
+        let order = show::top::Order { sort: options.sort, rows: options.rows };
         let text = match form {
             Some(form) => document::print(&usage, form)?,
-            None => show::top::table(&usage, !options.no_headers, context.paint),
+            None => show::top::table(&usage, order, !options.no_headers, context.paint),
         };
         if !refresh {
-            print(&text);
+            if form.is_some() {
+                print(&text)
+            } else {
+                context.show(&text)
+            }
             return Ok(ExitCode::SUCCESS);
         }
+        let text = cut_lines(&text, context.columns.unwrap_or(usize::MAX));
         redraw(&text, context);
         tokio::time::sleep(Duration::from_secs(options.interval)).await;
     }

@@ -1,6 +1,8 @@
 //! Formats the output as text.
 
+pub(crate) mod age;
 pub(crate) mod explain;
+pub(crate) mod overview;
 pub(crate) mod share;
 pub(crate) mod top;
 pub(crate) mod topology;

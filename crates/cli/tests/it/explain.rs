@@ -268,6 +268,15 @@ fn endpoint_queries_a_scheduler() {
     }
     let (api, scheduler) = both(GPU, &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team"]);
     assert_eq!(api, scheduler);
+    let (api, scheduler) = both(GPU, &["tree", "t4", "--no-agents", "-o", "wide"]);
+    assert_eq!(api, scheduler);
+    // The scheduler alone is enough: there is no API server behind this kubeconfig.
+    std::fs::write(stage.kubeconfig(), "{}").unwrap();
+    for command in [&["top", "--once"][..], &["tree"], &["overview"], &["what-if", "nvidia.com/gpu=1"]] {
+        let asked: Vec<&str> = command.iter().chain(&endpoint).copied().collect();
+        let text = stage.text(GPU, &asked);
+        assert!(text.contains("blocks"), "{command:?}: {text}");
+    }
     let unknown = stage.run(GPU, &["nobody", "--endpoint", &url]);
     assert_eq!(
         String::from_utf8(unknown.stderr).unwrap(),

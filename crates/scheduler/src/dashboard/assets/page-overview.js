@@ -86,7 +86,7 @@ export default function overview({ signal }) {
         h("div", { class: "two" },
           h("section", { class: "card", "data-key": "history" }, h("h2", {}, t("spark")), h("p", { class: "muted" }, t("spark.note")), sparkline(waste.history, cluster.gpus.total),
             h("p", { class: "muted" }, t("over.memory.note", { part: memory(cluster.gpus.memoryHeldMiB), whole: memory(cluster.gpus.memoryMiB) }), " · ", t("over.compute.note", { part: decimal(cluster.gpus.computeHeld / 100), whole: decimal(cluster.gpus.total) }))),
-          h("section", { class: "card", "data-key": "waste" }, h("h2", {}, t("waste")),
+          h("section", { class: "card", "data-key": "waste" }, h("h2", {}, t("over.waste")),
             waste.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(waste.pods.slice(0, 5)), h("p", {}, h("a", { href: link("waste") }, t("waste.all"))))),
         h("section", { class: "card" }, h("h2", {}, t("over.models")), h("p", { class: "muted" }, t("over.models.note")), modelTable(cluster.models)),
         h("section", { class: "card" }, h("h2", {}, t("over.map")), h("p", { class: "muted" }, t("over.map.note")), map.place()),

@@ -19,21 +19,23 @@ const COLUMNS = [
 
 const before = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
 
-/** Lists pods with what they hold and use. `sort` links the column names to this order. */
+/** Lists pods with what they hold and use. `sort` links the column names to this order. A table without it is small
+ *  and leaves out the nodes. */
 export function wasteTable(pods, sort) {
+  const columns = sort ? COLUMNS : COLUMNS.filter(([key]) => key !== "node" && key !== "wasted");
   const heading = ([key, text]) => h("th", { scope: "col", class: ["held", "used", "wasted", "idle"].includes(key) ? "number" : "", "aria-sort": sort?.current === key ? "ascending" : undefined },
     sort ? h("a", { href: sort.link(key) }, t(text)) : t(text));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("waste") },
     h("table", { class: "waste" },
-      h("thead", {}, h("tr", {}, COLUMNS.map(heading))),
+      h("thead", {}, h("tr", {}, columns.map(heading))),
       h("tbody", {}, pods.map((pod) => h("tr", { "data-key": `${pod.namespace}/${pod.name}` },
         h("th", { scope: "row" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
-        h("td", {}, h("a", { href: link("node", pod.node) }, pod.node)),
+        sort && h("td", {}, h("a", { href: link("node", pod.node) }, pod.node)),
         h("td", { class: "number" }, `${decimal(pod.heldGpus)} ${t("unit.gpus")}`),
         h("td", { class: "with-bar number" }, bar([["accent", pod.usedGpus]], pod.heldGpus), h("span", { class: "figure" }, percent(pod.usedGpus, pod.heldGpus)),
-          pod.memoryUsedMiB !== undefined && h("span", { class: "muted" }, ` · ${memory(pod.memoryUsedMiB)}`)),
-        h("td", { class: `number ${pod.idle ? "warn" : ""}` }, decimal(pod.wastedGpus, 2)),
-        h("td", { class: "number" }, pod.idleSinceMillis === undefined ? "–" : age(pod.idleSinceMillis)))))));
+          sort && pod.memoryUsedMiB !== undefined && h("span", { class: "muted" }, ` · ${memory(pod.memoryUsedMiB)}`)),
+        sort && h("td", { class: `number ${pod.idle ? "warn" : ""}` }, decimal(pod.wastedGpus, 2)),
+        h("td", { class: `number ${pod.idle ? "warn" : ""}` }, pod.idleSinceMillis === undefined ? "–" : age(pod.idleSinceMillis)))))));
 }
 
 export default function waste({ parameters, signal }) {

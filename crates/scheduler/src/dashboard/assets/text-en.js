@@ -51,6 +51,7 @@ export default {
   "spark.note": "The area is what pods hold, the line what they keep busy. Up to six hours.",
   "spark.none": "The history begins with the first samples of the agents.",
   "spark.label": "Since {since}: now {held} of {all} GPUs allocated, {used} used",
+  "over.waste": "Who wastes what they hold",
   "waste.note": "Pods by the part of their GPUs that they hold and do not use, from the agents' samples. Select a column to sort.",
   "waste.held": "Holds",
   "waste.used": "Uses",

@@ -51,6 +51,7 @@ export default {
   "spark.note": "面积为 Pod 持有的 GPU，曲线为实际使用的 GPU。最长六小时。",
   "spark.none": "历史从 agent 的首批采样开始。",
   "spark.label": "自 {since}：目前 {all} 块 GPU 中已分配 {held} 块，使用 {used} 块",
+  "over.waste": "谁在浪费持有的 GPU",
   "waste.note": "按持有但未使用的 GPU 排列的 Pod，数据来自 agent 的采样。点击列名排序。",
   "waste.held": "持有",
   "waste.used": "使用",
