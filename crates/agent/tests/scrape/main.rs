@@ -401,3 +401,26 @@ fn free_capacity_counts_memory_and_health() {
     }
     assert_eq!(value("tessera_gpu_allocatable_ratio", 0), 0.0);
 }
+
+/// The families that HAMi's dashboards query about allocation.
+#[test]
+fn serves_the_allocation_families_of_hami() {
+    let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
+    let gpu =
+        format!(r#"{{node="{}",device_index="1",device_uuid="{}""#, busy_node().snapshot().node, uuid(1));
+    for (family, value) in [
+        ("hami_gpu_memory_limit_bytes", "85899345920"),
+        ("hami_gpu_core_limit_ratio", "100"),
+        ("hami_gpu_memory_allocated_bytes", "12884901888"),
+        ("hami_gpu_shared_count", "2"),
+        ("hami_gpu_core_allocated_ratio", "50"),
+        ("hami_node_gpu_overview", "12884901888"),
+        ("hami_node_gpu_memory_allocated_ratio", "0.15"),
+    ] {
+        let line = text.lines().find(|line| line.starts_with(&format!("{family}{gpu}"))).unwrap_or_default();
+        assert_eq!(line.rsplit(' ').next(), Some(value), "{family}: {line:?}");
+    }
+    let pod = r#"{namespace="team-b",node="#;
+    assert!(text.contains(&format!("\nhami_vgpu_memory_allocated_bytes{pod}")), "{text}");
+    assert!(text.contains("\nvGPUCoreAllocated{podnamespace=\"team-b\""), "{text}");
+}

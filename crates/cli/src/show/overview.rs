@@ -36,7 +36,7 @@ pub(crate) struct OverviewForm {
 /// Formats the overview. No line is wider than the terminal.
 pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     let mut nodes: Vec<(&NodeFacts, &NodeState)> = survey.with_gpus().collect();
-    nodes.sort_by(|(_, a), (_, b)| natural(&a.node().name.0).cmp(&natural(&b.node().name.0)));
+    nodes.sort_by_cached_key(|(_, state)| natural(&state.node().name.0));
     let most_gpus = nodes.iter().map(|(_, state)| state.node().gpus().len()).max().unwrap_or(0).max(1);
     let longest = nodes.iter().map(|(_, state)| width(&state.node().name.0)).max().unwrap_or(0);
     let name_width = longest.clamp(4, (form.columns / 4).max(4));

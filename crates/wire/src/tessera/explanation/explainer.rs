@@ -82,7 +82,9 @@ impl<'a> Explainer<'a> {
         let waits = placed_on.is_none() && !is_hypothetical;
         let report = pod.status.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
         let unit = match &placed_on {
-            Some(node) => facts.node(&NodeName(node.clone())).map_or(facts.default_unit(), |node| node.unit),
+            Some(node) => {
+                facts.node(&NodeName(node.clone())).map_or_else(|_| facts.default_unit(), |node| node.unit)
+            }
             None => facts.default_unit(),
         };
         let unchecked = pod.spec.unchecked_constraints().into_iter().map(str::to_owned);
