@@ -39,7 +39,7 @@ impl Context {
     }
 
     /// Cuts the lines of a view at the width of the terminal. Piped output is not cut.
-    fn fitted(self, text: &str) -> String {
+    pub(crate) fn fitted(self, text: &str) -> String {
         match self.columns {
             Some(columns) => cut_lines(text, columns),
             None => text.to_owned(),
@@ -332,7 +332,6 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
             }
             return Ok(ExitCode::SUCCESS);
         }
-        let text = cut_lines(&text, context.columns.unwrap_or(usize::MAX));
         redraw(&text, context);
         tokio::time::sleep(Duration::from_secs(options.interval)).await;
     }
