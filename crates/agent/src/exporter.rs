@@ -17,7 +17,7 @@ pub use self::{
     meter::{GpuMeter, Meter, Observation, ShareReport, ShareReports, Tally},
     snapshot::{
         ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, ShareSnapshot, Snapshot,
-        Sources,
+        Sources, UnknownUse,
     },
     split::{Split, TimeSplit, split_memory, split_time},
     usage::{GpuManagerUsage, gpu_manager_usage, node_use},

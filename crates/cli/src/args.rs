@@ -34,6 +34,9 @@ Examples:
   # GPUs of every node, and how many of them are used
   kubectl inspect gpu
 
+  # The cluster at a glance, with bars and waiting pods
+  kubectl inspect gpu overview
+
   # One node with the links between its GPUs
   kubectl inspect gpu -d node-1
 
@@ -115,9 +118,24 @@ pub(crate) enum OutputFormat {
     Name,
 }
 
+/// Orders of `top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortKey {
+    /// The busiest first.
+    Busy,
+    /// The largest use of memory first.
+    Memory,
+    /// The largest unused part of the granted compute first.
+    Waste,
+    /// By namespace and name of the pod.
+    Pod,
+}
+
 /// Subcommands of `kubectl inspect gpu`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Show a bar for each GPU, what is free, waiting pods and totals, fitted to the terminal.
+    Overview(Overview),
     /// Show the GPUs of each node as a tree of their links, with the free capacity of each GPU.
     Tree(Tree),
     /// Explain why a pod waits: the reason on every node, and what would help.
@@ -127,6 +145,23 @@ pub(crate) enum Command {
     WhatIf(WhatIf),
     /// Show the measured use of each grant, as reported by the agents.
     Top(Top),
+}
+
+/// Arguments of `overview`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # The whole cluster at a glance
+  kubectl inspect gpu overview
+
+  # The nodes of a pool, with the pods on each GPU
+  kubectl inspect gpu overview -l pool=training -o wide")]
+pub(crate) struct Overview {
+    #[command(flatten)]
+    pub(crate) selection: NodeSelection,
+
+    /// Name the pods on each GPU.
+    #[arg(short, long, value_name = "FORMAT", value_parser = ["wide"])]
+    pub(crate) output: Option<String>,
 }
 
 /// Arguments of `tree`.
@@ -205,11 +240,22 @@ pub(crate) struct WhatIf {
   # Measured use of each grant, refreshed every two seconds
   kubectl inspect gpu top
 
+  # The ten containers that waste most of their grant, once
+  kubectl inspect gpu top --sort waste -n 10 --once
+
   # One node, once, for scripts
   kubectl inspect gpu top node-1 -o json")]
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) selection: NodeSelection,
+
+    /// List only containers, in this order.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) sort: Option<SortKey>,
+
+    /// List at most this many containers, and no lines of whole GPUs.
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(crate) rows: Option<usize>,
 
     /// Print once, even on a terminal.
     #[arg(long)]

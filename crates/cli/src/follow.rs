@@ -82,6 +82,7 @@ pub(crate) async fn follow(
 
 /// Prints the text over the previous output on a terminal, or below it otherwise.
 pub(crate) fn redraw(text: &str, context: Context) {
+    let text = context.fitted(text);
     if context.terminal {
         print(&format!("\u{1b}[H\u{1b}[2J{text}"));
     } else {

@@ -7,6 +7,7 @@
 mod args;
 mod complete;
 mod document;
+mod endpoint;
 mod explain;
 mod follow;
 mod load;
@@ -62,7 +63,10 @@ pub fn main(default: Plugin) -> ExitCode {
     };
     let terminal = std::io::stdout().is_terminal();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let context = Context { plugin, paint: Paint { on: terminal && !no_color }, terminal };
+    let columns =
+        terminal_size::terminal_size().map(|(terminal_size::Width(columns), _)| usize::from(columns));
+    let columns = columns.filter(|_| terminal);
+    let context = Context { plugin, paint: Paint { on: terminal && !no_color }, terminal, columns };
     let outcome = runtime.block_on(run::run(arguments, context));
     // A watch may still hold a connection. Exit without waiting for it.
     runtime.shutdown_background();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_cluster::list::{self, ListKind};
@@ -127,7 +128,22 @@ pub(crate) async fn from_scheduler<T: DeserializeOwned>(
     let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
     let base = if host.contains('/') { endpoint.to_owned() } else { format!("{endpoint}{prefix}") };
     let url = format!("{base}{path}");
-    let text = match Fetcher::new(SCHEDULER_TIMEOUT).get(&url).await {
+    parse_answer(Fetcher::new(SCHEDULER_TIMEOUT).get(&url).await, url)
+}
+
+/// Sends a document to a scheduler and reads the answer.
+pub(crate) async fn post_to_scheduler<T: DeserializeOwned>(
+    endpoint: &str,
+    path: &str,
+    document: &impl Serialize,
+) -> Result<T> {
+    let url = format!("{}{path}", endpoint.trim_end_matches('/'));
+    let body = serde_json::to_string(document)?;
+    parse_answer(Fetcher::new(SCHEDULER_TIMEOUT).post(&url, body).await, url)
+}
+
+fn parse_answer<T: DeserializeOwned>(answer: Result<String, FetchError>, url: String) -> Result<T> {
+    let text = match answer {
         Ok(text) => text,
         // Tessera's scheduler and the other extenders report errors as JSON.
         Err(FetchError::Status { code, text }) => match error_of(&text) {

@@ -20,8 +20,8 @@ pub(crate) struct SourceOptions {
     #[arg(long, value_name = "NAME", global = true)]
     pub(crate) context: Option<String>,
 
-    /// Query the `inspect` endpoint of a scheduler instead of the API server: http://HOST:PORT,
-    /// optionally with a path. `top` and `tree` read the agents that need a token through it.
+    /// Query a scheduler instead of the API server: http://HOST:PORT, optionally with the path of an
+    /// extender's `inspect` endpoint.
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) endpoint: Option<String>,
 

@@ -4,22 +4,23 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use tessera_cluster::list::unschedulable;
+use tessera_cluster::Client;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
 use tessera_wire::tessera::placed_pod;
 
-use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Top, Tree, View, WhatIf};
+use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Overview, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
-use crate::explain::{self, PodReport};
 use crate::follow::{follow, redraw};
 use crate::options::{NodeSelection, SourceOptions};
 use crate::paint::Paint;
 use crate::plugin::Plugin;
 use crate::share::ShareTable;
+use crate::show::overview::OverviewForm;
 use crate::survey::Survey;
+use crate::table::cut_lines;
 use crate::top::ClusterUse;
-use crate::{load, print, show, usage, what_if};
+use crate::{endpoint, explain, load, print, show, usage, what_if};
 
 /// The plugin and its output device.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,23 @@ pub(crate) struct Context {
     pub(crate) plugin: Plugin,
     pub(crate) paint: Paint,
     pub(crate) terminal: bool,
+    /// Columns of the terminal, or `None` if the output is piped.
+    pub(crate) columns: Option<usize>,
+}
+
+impl Context {
+    /// Prints a view. On a terminal no line is wider than the terminal.
+    pub(crate) fn show(self, text: &str) {
+        print(&self.fitted(text));
+    }
+
+    /// Cuts the lines of a view at the width of the terminal. Piped output is not cut.
+    pub(crate) fn fitted(self, text: &str) -> String {
+        match self.columns {
+            Some(columns) => cut_lines(text, columns),
+            None => text.to_owned(),
+        }
+    }
 }
 
 pub(crate) async fn run(arguments: Arguments, context: Context) -> Result<ExitCode> {
@@ -38,7 +56,8 @@ pub(crate) async fn run(arguments: Arguments, context: Context) -> Result<ExitCo
         },
         CliAction::Run(Command::Explain(options)) => explain_pod(&source, &options, context).await,
         CliAction::Run(Command::WhatIf(options)) => what_if_pod(&source, &options, context).await,
-        CliAction::Run(Command::Tree(options)) => tree(&source, &options).await,
+        CliAction::Run(Command::Overview(options)) => overview(&source, &options, context).await,
+        CliAction::Run(Command::Tree(options)) => tree(&source, &options, context).await,
         CliAction::Run(Command::Top(options)) => top(&source, &options, context).await,
     }
 }
@@ -62,7 +81,7 @@ async fn view_by_api(source: &SourceOptions, view: &View, context: Context) -> R
     if view.watch {
         return follow(client, source, view, context, text).await;
     }
-    print(&text);
+    context.show(&text);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -82,6 +101,11 @@ fn report_empty(survey: &Survey, selection: &NodeSelection, plugin: Plugin) -> O
             Some(problem) => anyhow!("node {node:?} cannot be read: {problem}"),
             None => anyhow!("node {node:?} offers no {kind}"),
         }));
+    }
+    let selector = selection.selector.as_ref().or(selection.field_selector.as_ref());
+    if let Some(selector) = selector.filter(|_| survey.nodes.is_empty()) {
+        eprintln!("No node matches {selector}.");
+        return Some(Ok(()));
     }
     eprintln!("No node offers {kind}. A node offers it when a device plugin or an agent runs on it.");
     Some(Ok(()))
@@ -167,16 +191,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     let answer = match &source.endpoint {
         Some(endpoint) => {
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let explanation: PodExplanation =
-                load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?;
-            PodReport {
-                requests: Vec::new(),
-                explanation,
-                holds: Vec::new(),
-                remedies: Vec::new(),
-                smaller: Vec::new(),
-                kube_scheduler: None,
-            }
+            load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?
         }
         None => {
             let client = load::client(source).await?;
@@ -185,100 +200,136 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
             if placed_pod::has_ended(&pod) {
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
-            if !pod.spec.asks_for_gpus() {
+            if !pod.spec.asks_for_gpus() && pod.spec.unserved_gpu_resources().is_empty() {
                 bail!("pod {namespace}/{name} requests no GPU; `kubectl describe pod` shows why it waits");
             }
             let survey = load::survey(&client, source, &NodeSelection::default()).await?;
-            let mut answer = explain::explain(&survey, &pod)
-                .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?;
-            answer.kube_scheduler = unschedulable(&client, &namespace, name).await?;
-            answer
+            explain::explain(&survey, &pod, false)
+                .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?
         }
     };
     print(&match options.output {
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
-        Some(OutputFormat::Name) => names(fitting(&answer)),
-        form => show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint),
+        Some(OutputFormat::Name) => names(usable(&answer)),
+        form => context.fitted(&show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint)),
     });
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the names of the nodes where the pod fits.
-fn fitting(answer: &PodReport) -> impl Iterator<Item = String> + '_ {
-    answer.explanation.nodes.iter().filter(|view| view.fits).map(|view| view.node.clone())
+/// Returns the names of the nodes whose GPUs would do, best first.
+fn usable(answer: &PodExplanation) -> impl Iterator<Item = String> + '_ {
+    answer.best().into_iter().map(|view| view.node.clone())
 }
 
 async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context) -> Result<ExitCode> {
-    if source.endpoint.is_some() {
-        bail!("what-if reads the API server; remove --endpoint");
-    }
     what_if::pod("default", &options.request)?;
-    let client = load::client(source).await?;
-    let namespace = options.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    let pod = what_if::pod(&namespace, &options.request)?;
-    let survey = load::survey(&client, source, &NodeSelection::default()).await?;
-    let answer = explain::explain(&survey, &pod)?;
-    let rooms = what_if::room(&survey, &pod)?;
-    print(&match options.output {
-        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => {
-            let mut value = serde_json::to_value(&answer)?;
-            value["room"] = serde_json::to_value(&rooms)?;
-            document::print(&value, form)?
+    let answer = match &source.endpoint {
+        Some(endpoint) => {
+            let namespace = options.namespace.as_deref().unwrap_or("default");
+            let pod = what_if::pod(namespace, &options.request)?;
+            load::post_to_scheduler(endpoint, "/what-if", &pod).await?
         }
-        Some(OutputFormat::Name) => names(fitting(&answer)),
-        form => show::explain::what_if(&answer, &rooms, form == Some(OutputFormat::Wide), context.paint),
+        None => {
+            let client = load::client(source).await?;
+            let namespace =
+                options.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+            let pod = what_if::pod(&namespace, &options.request)?;
+            let survey = load::survey(&client, source, &NodeSelection::default()).await?;
+            explain::explain(&survey, &pod, true)?
+        }
+    };
+    print(&match options.output {
+        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
+        Some(OutputFormat::Name) => names(usable(&answer)),
+        form => {
+            context.fitted(&show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint))
+        }
     });
-    let fits = fitting(&answer).next().is_some();
+    let fits = usable(&answer).next().is_some();
     Ok(if fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn tree(source: &SourceOptions, options: &Tree) -> Result<ExitCode> {
+/// Reads the cluster from the API server, or with `--endpoint` from a scheduler. An endpoint without the API of
+/// Tessera's scheduler, or one that does not answer, serves measurements only.
+async fn cluster(source: &SourceOptions, selection: &NodeSelection) -> Result<(Option<Client>, Survey)> {
+    if let Some(endpoint) = &source.endpoint
+        && selection.selector.is_none()
+        && selection.field_selector.is_none()
+        && let Ok(survey) = endpoint::survey(endpoint, selection).await
+    {
+        return Ok((None, survey));
+    }
     let client = load::client(source).await?;
-    let survey = load::survey(&client, source, &options.selection).await?;
+    let survey = load::survey(&client, source, selection).await?;
+    Ok((Some(client), survey))
+}
+
+/// Columns of the overview if the output is piped and `COLUMNS` is not set.
+const PIPED_COLUMNS: usize = 100;
+
+async fn overview(source: &SourceOptions, options: &Overview, context: Context) -> Result<ExitCode> {
+    let (_, survey) = cluster(source, &options.selection).await?;
+    if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
+        problem?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let typed = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let form = OverviewForm {
+        columns: context.columns.or(typed).unwrap_or(PIPED_COLUMNS),
+        wide: options.output.is_some(),
+        now_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        paint: context.paint,
+    };
+    print(&show::overview::overview(&survey, form));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn tree(source: &SourceOptions, options: &Tree, context: Context) -> Result<ExitCode> {
+    let (client, survey) = cluster(source, &options.selection).await?;
     if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
         problem?;
     }
     let used = match options.no_agents {
         true => Default::default(),
-        false => usage::of_nodes(&client, source, &survey).await,
+        false => usage::of_nodes(client.as_ref(), source, &survey).await,
     };
     for (node, answer) in &used {
         if let Err(error) = answer {
-            eprintln!("warning: node {node}: usedMemory is unknown and shown as 0: {error}");
+            eprintln!("warning: node {node}: the memory in use is unknown: {error}");
         }
     }
-    let several = survey.with_gpus().count() > 1;
     for (_, state) in survey.with_gpus() {
-        let name = state.node().name.to_string();
-        if several {
-            print(&format!("{name}\n"));
-        }
-        let used = used.get(&name).and_then(|answer| answer.as_ref().ok());
-        print(&show::tree::node(&survey, state, used, options.output.is_some()));
+        let used = used.get(&state.node().name.0).and_then(|answer| answer.as_ref().ok());
+        context.show(&show::tree::node(&survey, state, used, options.output.is_some()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<ExitCode> {
-    let client = load::client(source).await?;
     let form = options
         .output
         .as_deref()
         .map(|form| if form == "yaml" { OutputFormat::Yaml } else { OutputFormat::Json });
     let refresh = context.terminal && !options.once && form.is_none();
     loop {
-        let survey = load::survey(&client, source, &options.selection).await?;
+        let (client, survey) = cluster(source, &options.selection).await?;
         if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
             problem?;
             return Ok(ExitCode::SUCCESS);
         }
-        let usage = ClusterUse::new(usage::of_nodes(&client, source, &survey).await);
+        let usage = ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await);
+        let order = show::top::Order { sort: options.sort, rows: options.rows };
         let text = match form {
             Some(form) => document::print(&usage, form)?,
-            None => show::top::table(&usage, !options.no_headers, context.paint),
+            None => show::top::table(&usage, order, !options.no_headers, context.paint),
         };
         if !refresh {
-            print(&text);
+            if form.is_some() {
+                print(&text)
+            } else {
+                context.show(&text)
+            }
             return Ok(ExitCode::SUCCESS);
         }
         redraw(&text, context);

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use tessera_core::admission::QuotaState;
 use tessera_core::cluster_view::{ClusterView, PodGpus};
+use tessera_core::constraint::NodeConstraints;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
 use tessera_core::quota::{Quota, QuotaLabels};
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::{MiB, NodeName, PodUid};
+use tessera_wire::foreign::constraint;
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::foreign::objects::{Node, Pod};
 use tessera_wire::tessera::agent_address::AgentAddress;
@@ -59,6 +61,8 @@ pub struct NodeFacts {
     pub quota_labels: QuotaLabels,
     /// Value of the condition `Ready`, or `None` without it.
     pub ready: Option<bool>,
+    /// Properties that constraints of pods refer to.
+    pub constraints: NodeConstraints,
     /// True if the node accepts no new pods.
     pub cordoned: bool,
 }
@@ -189,10 +193,10 @@ impl Survey {
         self.pods.get(uid)
     }
 
-    /// Returns the grant of a pod.
+    /// Returns the grant of a pod, or `None` if its GPUs are unknown.
     #[must_use]
     pub fn grant(&self, uid: &PodUid) -> Option<&PodGrant> {
-        self.view.ledger().grant(uid)
+        self.view.ledger().grant(uid).filter(|grant| !self.view.is_set_aside(grant))
     }
 
     /// Returns the pods on a node whose GPUs are unknown, sorted by namespace and name.
@@ -250,6 +254,7 @@ impl NodeFacts {
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },
             ready: ready.map(|condition| condition.status == "True"),
+            constraints: constraint::of_node(node),
             cordoned: node.spec.unschedulable,
         }
     }

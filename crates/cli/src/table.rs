@@ -1,6 +1,6 @@
 //! Aligns text in columns.
 
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Aligns text in columns like Go's `tabwriter`.
 ///
@@ -47,6 +47,45 @@ pub(crate) fn width(text: &str) -> usize {
     plain + parts.map(|part| part.split_once('m').map_or(part, |(_, rest)| rest).width()).sum::<usize>()
 }
 
+/// Cuts text after `columns` places of a terminal. A cut text ends in an ellipsis, and its colour ends too.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let (mut kept, mut places, mut in_escape, mut has_colour) = (String::new(), 0, false, false);
+    for letter in text.chars() {
+        if letter == ESCAPE || in_escape {
+            in_escape = letter != 'm';
+            has_colour = true;
+            kept.push(letter);
+            continue;
+        }
+        let wide = letter.width().unwrap_or(0);
+        if places + wide + 1 > columns {
+            break;
+        }
+        places += wide;
+        kept.push(letter);
+    }
+    if columns > 0 {
+        kept.push('…');
+    }
+    if has_colour {
+        kept.push_str("\u{1b}[0m");
+    }
+    kept
+}
+
+/// Cuts every line of a text.
+pub(crate) fn cut_lines(text: &str, columns: usize) -> String {
+    text.split_inclusive('\n')
+        .map(|line| match line.strip_suffix('\n') {
+            Some(line) => cut(line, columns) + "\n",
+            None => cut(line, columns),
+        })
+        .collect()
+}
+
 const ESCAPE: char = '\u{1b}';
 
 #[cfg(test)]
@@ -57,6 +96,15 @@ mod tests {
     fn a_line_without_a_cell_ends_the_column() {
         assert_eq!(align("a\tb\nlonger\tc\n\nx\ty\t\n"), "a       b\nlonger  c\n\nx  y  \n");
         assert_eq!(align("k:\tv\n\nNAME\tB\t\nn\t\t\n"), "k:  v\n\nNAME  B  \nn        \n");
+    }
+
+    #[test]
+    fn cuts_lines_at_the_width_of_the_terminal() {
+        assert_eq!(cut("abcdef", 6), "abcdef");
+        assert_eq!(cut("abcdef", 4), "abc…");
+        assert_eq!(cut("显卡显卡", 5), "显卡…");
+        assert_eq!(cut("\u{1b}[31mabcdef\u{1b}[0m", 3), "\u{1b}[31mab…\u{1b}[0m");
+        assert_eq!(cut_lines("abcdef\nab\n", 3), "ab…\nab\n");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) enum UsageError {
 
 /// Queries the measurements of all nodes.
 pub(crate) async fn of_nodes(
-    client: &Client,
+    client: Option<&Client>,
     source: &SourceOptions,
     survey: &Survey,
 ) -> BTreeMap<String, Result<NodeUse, UsageError>> {
@@ -57,6 +57,7 @@ pub(crate) async fn of_nodes(
         let (name, agent, fetcher) = (state.node().name.to_string(), facts.agent.clone(), fetcher.clone());
         async move {
             let answer = match agent {
+                _ if client.is_none() => by_scheduler(client, source, &name).await,
                 None => Err(UsageError::NoAddress),
                 Some(AgentAddress { url, certificate: None }) => by_agent(&fetcher, &url).await,
                 Some(AgentAddress { certificate: Some(_), .. }) => by_scheduler(client, source, &name).await,
@@ -76,13 +77,20 @@ async fn by_agent(fetcher: &Fetcher, agent: &str) -> Result<NodeUse, UsageError>
     }
 }
 
-async fn by_scheduler(client: &Client, source: &SourceOptions, node: &str) -> Result<NodeUse, UsageError> {
+async fn by_scheduler(
+    client: Option<&Client>,
+    source: &SourceOptions,
+    node: &str,
+) -> Result<NodeUse, UsageError> {
     let path = node_use::scheduler_path(node);
     let measured = match &source.endpoint {
         Some(endpoint) => from_scheduler(endpoint, "", &path).await.map_err(|error| {
             UsageError::Endpoint { endpoint: endpoint.clone(), reason: format!("{error:#}") }
         })?,
-        None => by_service(client, &source.scheduler_namespace, &path).await?,
+        None => match client {
+            Some(client) => by_service(client, &source.scheduler_namespace, &path).await?,
+            None => return Err(UsageError::NoAddress),
+        },
     };
     let MeasuredUse { used, not_measured } = measured;
     used.ok_or_else(|| UsageError::NotMeasured(not_measured.unwrap_or_else(|| "not measured".to_owned())))

@@ -1,17 +1,8 @@
 //! `what-if`: a hypothetical pod, built from a request on the command line.
 
 use anyhow::{Result, bail, ensure};
-use serde::Serialize;
-use tessera_core::admission::NodeVerdict;
-use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::PodGrant;
-use tessera_core::placement::place;
 use tessera_wire::foreign::dialect::{MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::foreign::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
-use tessera_wire::tessera::parsed_pod::ParsedPod;
-
-use crate::explain::judge;
-use crate::survey::Survey;
 
 /// Resources that a container may request.
 pub(crate) const RESOURCES: [&str; 7] = [
@@ -23,13 +14,6 @@ pub(crate) const RESOURCES: [&str; 7] = [
     "cpu",
     "memory",
 ];
-
-/// Number of such pods that fit on a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Room {
-    pub(crate) node: String,
-    pub(crate) pods: usize,
-}
 
 /// Creates a pod with one container and these requests, such as `aliyun.com/gpu-mem=8` and `cpu=4`.
 pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
@@ -60,29 +44,6 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
         spec.request(unit)?;
     }
     Ok(Pod { metadata, spec, ..Pod::default() })
-}
-
-/// Counts how many pods like this one fit on each node, one after the other, without quotas.
-pub(crate) fn room(survey: &Survey, pod: &Pod) -> Result<Vec<Room>> {
-    let query = ParsedPod::of(&survey.rules, pod)?;
-    let mut rooms = Vec::new();
-    for (name, facts) in &survey.nodes {
-        let (Some(state), NodeVerdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &query))
-        else {
-            continue;
-        };
-        let request = query.request(facts.unit);
-        let mut state = state.clone();
-        let mut pods = 0;
-        while let Ok(placement) = place(&state, &request, &query.policy, GpuSet::EMPTY) {
-            let containers = placement.grants(&request);
-            let (cpu, memory) = (request.cpu, request.memory);
-            state.add(&PodGrant { pod: "one more".into(), node: name.clone(), cpu, memory, containers });
-            pods += 1;
-        }
-        rooms.push(Room { node: name.to_string(), pods });
-    }
-    Ok(rooms)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ mod pinned;
 
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client as Hyper;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -49,7 +49,7 @@ pub enum FetchError {
 /// Fetches documents. Connections with plain HTTP are kept for the next request, TLS sessions are not.
 #[derive(Clone, Debug)]
 pub struct Fetcher {
-    plain: Hyper<HttpConnector, Empty<bytes::Bytes>>,
+    plain: Hyper<HttpConnector, Full<bytes::Bytes>>,
     timeout: Duration,
     max_bytes: usize,
 }
@@ -72,7 +72,24 @@ impl Fetcher {
     /// Returns the text at `url`.
     pub async fn get(&self, url: &str) -> Result<String, FetchError> {
         let fetched = async {
-            if url.starts_with("https:") { secure(url, self.max_bytes).await } else { self.plain(url).await }
+            if url.starts_with("https:") {
+                secure(url, http::Request::get(url), Body::empty(), self.max_bytes).await
+            } else {
+                self.plain(url, http::Request::get(url), Full::default()).await
+            }
+        };
+        tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
+    }
+
+    /// Sends a JSON document to `url` and returns the text of the answer.
+    pub async fn post(&self, url: &str, document: String) -> Result<String, FetchError> {
+        let request = http::Request::post(url).header(http::header::CONTENT_TYPE, "application/json");
+        let fetched = async {
+            if url.starts_with("https:") {
+                secure(url, request, Body::from(document.into_bytes()), self.max_bytes).await
+            } else {
+                self.plain(url, request, Full::from(document)).await
+            }
         };
         tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
     }
@@ -92,25 +109,38 @@ impl Fetcher {
         tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
     }
 
-    async fn plain(&self, url: &str) -> Result<String, FetchError> {
-        let uri: http::Uri = url.parse().map_err(|_| FetchError::Address(url.to_owned()))?;
-        if uri.host().is_none() || uri.scheme_str() != Some("http") {
-            return Err(FetchError::Address(url.to_owned()));
+    async fn plain(
+        &self,
+        url: &str,
+        request: http::request::Builder,
+        body: Full<bytes::Bytes>,
+    ) -> Result<String, FetchError> {
+        let bad = || FetchError::Address(url.to_owned());
+        let request = request.body(body).map_err(|_| bad())?;
+        if request.uri().host().is_none() || request.uri().scheme_str() != Some("http") {
+            return Err(bad());
         }
-        let answer = self.plain.get(uri).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
+        let answer =
+            self.plain.request(request).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
         let (parts, body) = answer.into_parts();
         read(parts.status, body, self.max_bytes).await
     }
 }
 
 /// Fetches a document over TLS with the root certificates of the system.
-async fn secure(url: &str, max_bytes: usize) -> Result<String, FetchError> {
+async fn secure(
+    url: &str,
+    request: http::request::Builder,
+    body: Body,
+    max_bytes: usize,
+) -> Result<String, FetchError> {
     let bad = || FetchError::Address(url.to_owned());
-    let uri: http::Uri = url.parse().map_err(|_| bad())?;
-    let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str).to_owned();
+    let mut request = request.body(body).map_err(|_| bad())?;
+    let uri = request.uri().clone();
+    let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     let authority = uri.authority().ok_or_else(bad)?;
     let client = connect_to(&format!("https://{authority}")).map_err(|_| bad())?;
-    let request = http::Request::get(path).body(Body::empty()).map_err(|_| bad())?;
+    *request.uri_mut() = path.parse().map_err(|_| bad())?;
     let answer = client.send(request).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
     let (parts, body) = answer.into_parts();
     read(parts.status, body, max_bytes).await

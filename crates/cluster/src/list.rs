@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use tessera_wire::foreign::objects::{Condition, Node, Pod};
+use tessera_wire::foreign::objects::{Node, Pod};
 
 use crate::causes::innermost;
 
@@ -111,25 +111,6 @@ pub async fn node(client: &Client, name: &str) -> Result<Node, ApiError> {
 /// Reads one pod.
 pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Pod, ApiError> {
     get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await
-}
-
-/// Returns kube-scheduler's last message about a pod that it could not place.
-pub async fn unschedulable(client: &Client, namespace: &str, name: &str) -> Result<Option<String>, ApiError> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct PodWithConditions {
-        status: Conditions,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Conditions {
-        conditions: Vec<Condition>,
-    }
-    let pod: PodWithConditions = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
-    let mut conditions = pod.status.conditions.into_iter();
-    let rejected =
-        conditions.find(|condition| condition.kind == "PodScheduled" && condition.status == "False");
-    Ok(rejected.map(|condition| condition.message).filter(|message| !message.is_empty()))
 }
 
 /// Returns the annotations of a lease, or an empty map if the lease is missing or may not be read.

@@ -202,6 +202,7 @@ mod tests {
             [
                 field(1, name.as_bytes()),
                 field(2, b"image"),
+                field(6, &[number(2, 8080), number(3, 80)].concat()),
                 variable("HOME"),
                 variable("SUBMITTER"),
                 field(8, &resources),
@@ -223,10 +224,18 @@ mod tests {
             field(17, b"managed"),
         ];
         let toleration = [field(1, b"k"), field(2, b"Exists"), field(4, b"PreferNoSchedule")].concat();
+        let expression = [field(1, b"disk"), field(2, b"In"), field(3, b"ssd"), field(3, b"nvme")].concat();
+        let term = field(1, &[field(1, &expression), field(2, &field(1, b"metadata.name"))].concat());
         let spec = [
+            field(1, &[field(1, b"data"), field(2, &field(10, &field(1, b"claim")))].concat()),
             field(2, &container("main", "")),
+            entry(7, "zone", b"a"),
             field(10, b"node"),
-            field(18, &field(3, &field(2, b"term"))),
+            field(
+                18,
+                &[field(1, &field(1, &term)), field(3, &[field(1, b"term"), field(2, b"term")].concat())]
+                    .concat(),
+            ),
             field(19, b"tessera"),
             field(20, &container("side", "Always")),
             field(22, &toleration),
@@ -234,8 +243,17 @@ mod tests {
             entry(32, "memory", &quantity("1Gi")),
             field(33, &field(3, b"ScheduleAnyway")),
         ];
+        let unscheduled = [
+            field(1, b"PodScheduled"),
+            field(2, b"False"),
+            field(4, &number(1, 1_700_000_000)),
+            field(5, b"Unschedulable"),
+            field(6, b"0/3 nodes are available"),
+        ]
+        .concat();
         let observed = [
             field(1, b"Running"),
+            field(2, &unscheduled),
             field(3, b"why"),
             field(7, &number(1, 1_700_000_000)),
             field(8, &status("containerd://a")),
@@ -249,7 +267,7 @@ mod tests {
     fn a_pod_in_protobuf_is_the_pod_in_json() {
         let container = |name: &str, more: &str| {
             format!(
-                r#"{{"name":"{name}","image":"image"{more},"env":[{{"name":"SUBMITTER","value":"jane"}}],
+                r#"{{"name":"{name}","image":"image"{more},"ports":[{{"hostPort":8080,"containerPort":80}}],"env":[{{"name":"SUBMITTER","value":"jane"}}],
                    "resources":{{"limits":{{"nvidia.com/gpu":"2"}},"requests":{{"cpu":"500m"}}}}}}"#
             )
         };
@@ -262,10 +280,17 @@ mod tests {
             r#"{{"metadata":{{"name":"p","namespace":"team","uid":"uid","resourceVersion":"42","labels":{{"app":"a"}},
                "annotations":{{"tessera.dev/policy":"link"}},"deletionTimestamp":"2027-01-15T08:00:00Z"}},
                "spec":{{"containers":[{}],"nodeName":"node","schedulerName":"tessera","initContainers":[{}],
-               "affinity":{{"podAntiAffinity":{{"preferredDuringSchedulingIgnoredDuringExecution":[{{}}]}}}},
+               "volumes":[{{"name":"data","persistentVolumeClaim":{{"claimName":"claim"}}}}],"nodeSelector":{{"zone":"a"}},
+               "affinity":{{"nodeAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":{{"nodeSelectorTerms":[
+               {{"matchExpressions":[{{"key":"disk","operator":"In","values":["ssd","nvme"]}}],
+               "matchFields":[{{"key":"metadata.name"}}]}}]}}}},
+               "podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{}}],
+               "preferredDuringSchedulingIgnoredDuringExecution":[{{}}]}}}},
                "tolerations":[{{"key":"k","operator":"Exists","effect":"PreferNoSchedule"}}],"priority":7,
                "overhead":{{"memory":"1Gi"}},"topologySpreadConstraints":[{{"whenUnsatisfiable":"ScheduleAnyway"}}]}},
-               "status":{{"phase":"Running","message":"why","startTime":"2023-11-14T22:13:20Z","containerStatuses":{},
+               "status":{{"phase":"Running","message":"why","conditions":[{{"type":"PodScheduled","status":"False",
+               "lastTransitionTime":"2023-11-14T22:13:20Z","reason":"Unschedulable","message":"0/3 nodes are available"}}],
+               "startTime":"2023-11-14T22:13:20Z","containerStatuses":{},
                "initContainerStatuses":{},"ephemeralContainerStatuses":{}}}}}"#,
             container("main", ""),
             container("side", r#","restartPolicy":"Always""#),
@@ -274,7 +299,8 @@ mod tests {
             status("c")
         );
         let expected: LeanPod = serde_json::from_str(&json).unwrap();
-        assert!(expected.spec.prefers_nodes && expected.spec.prefers_spreading);
+        assert!(expected.spec.affinity.has_preferred && expected.spec.affinity.excludes_pods);
+        assert!(expected.spec.spreading.has_preferred && expected.spec.has_bound_volumes);
         let mut buffer = BytesMut::from(&frame("MODIFIED", "Pod", &pod())[..]);
         let line: serde_json::Value = serde_json::from_slice(&take_lines(&mut buffer).unwrap()).unwrap();
         assert_eq!(line["type"], "MODIFIED");

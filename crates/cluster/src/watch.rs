@@ -139,6 +139,7 @@ fn metadata(meta: ObjectMeta) -> Metadata {
         uid: meta.uid.unwrap_or_default(),
         labels: meta.labels.unwrap_or_default(),
         annotations: meta.annotations.unwrap_or_default(),
+        creation_timestamp: meta.creation_timestamp.map(|time| time.0.to_string()),
         deletion_timestamp: meta.deletion_timestamp.map(|time| time.0.to_string()),
     }
 }

@@ -9,6 +9,7 @@
 pub mod admission;
 pub mod bandwidth;
 pub mod cluster_view;
+pub mod constraint;
 pub mod disruption;
 #[cfg(test)]
 mod fixtures;

@@ -56,8 +56,8 @@ pub(crate) const SPARE: &str = "spare-time";
 
 impl Cluster {
     pub(crate) async fn start(options: &DemoOptions) -> Result<Self, DemoError> {
-        if options.nodes < 2 {
-            return Err(DemoError::TooFewNodes(options.nodes));
+        if options.nodes == 0 {
+            return Err(DemoError::NoNodes);
         }
         let directory = tempfile::Builder::new().prefix("tessera-demo-").tempdir();
         let directory = directory.map_err(DemoError::io("make a directory for sockets"))?;
@@ -101,7 +101,8 @@ impl Cluster {
             let machine_model =
                 machine_models.get(number % machine_models.len().max(1)).ok_or(DemoError::NoMachineModel)?;
             // The last node is reserved, so that adding nodes changes no other node.
-            let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
+            let is_reserved = options.nodes > 1 && number + 1 == options.nodes;
+            let pool = if is_reserved { RESERVED } else { SHARED };
             let node = DemoNode::start(&api, client.clone(), directory.path(), machine_model, number, pool);
             nodes.push(node.await?);
         }
@@ -153,9 +154,14 @@ impl Cluster {
         self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
     }
 
-    /// Returns the node reserved for pods that select its pool.
-    pub(crate) fn reserved(&self) -> &DemoNode {
-        &self.nodes[self.nodes.len() - 1]
+    /// Returns the node reserved for pods that select its pool. A single node is not reserved.
+    pub(crate) fn reserved(&self) -> Option<&DemoNode> {
+        if self.nodes.len() > 1 { self.nodes.last() } else { None }
+    }
+
+    /// Returns the number of GPUs that the pod stream and most steps share.
+    pub(crate) fn shared_gpus(&self) -> usize {
+        self.gpu_count() - self.reserved().map_or(0, |node| node.gpus.len())
     }
 
     /// Stops all components, each before those it depends on. Returns the agents that had ended by

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -117,8 +117,33 @@ pub(crate) struct JobCounts {
     pub(crate) failed: AtomicU64,
 }
 
-/// Largest number of pending pods. No pods are created while more are pending.
+/// Pods per second for each GPU. A pod takes about 15 GPU-seconds, so the stream takes about 60 % of the cluster.
+const PODS_PER_GPU_SECOND: f64 = 0.04;
+
+/// Largest number of pending pods in a large cluster. No pods are created while more are pending.
 const MAX_WAITING: usize = 150;
+
+/// The size of the cluster that the pod stream feeds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamSize {
+    /// GPUs that the stream shares with the steps.
+    pub(crate) gpus: usize,
+    /// GPUs of the smallest node.
+    pub(crate) largest: u64,
+}
+
+impl StreamSize {
+    /// Returns the default rate in pods per second.
+    pub(crate) fn pods_per_second(self) -> f64 {
+        PODS_PER_GPU_SECOND * f64::from(u32::try_from(self.gpus).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the number of pods that may be pending. Pods of a step wait behind them, so a small
+    /// cluster has a short queue, and none grows while a step plays.
+    fn max_waiting(self, is_step_playing: bool) -> usize {
+        if is_step_playing { 0 } else { (self.gpus / 2).clamp(2, MAX_WAITING) }
+    }
+}
 
 /// Time for which ended pods stay visible.
 const ENDED_POD_RETENTION: Duration = Duration::from_secs(5);
@@ -128,17 +153,20 @@ pub(crate) async fn feed(
     api: Arc<ApiServer>,
     counts: Arc<JobCounts>,
     options: &DemoOptions,
-    largest: u64,
+    size: StreamSize,
+    is_step_playing: Arc<AtomicBool>,
     stop: CancellationToken,
 ) {
     let DemoOptions { seed, pods_per_second, speed, .. } = *options;
+    let pods_per_second = pods_per_second.unwrap_or_else(|| size.pods_per_second());
     let Ok(pause) = Duration::try_from_secs_f64(1.0 / (pods_per_second * speed)) else { return };
     let mut ticks = tokio::time::interval(pause.max(Duration::from_micros(100)));
-    for job in stream(seed, largest) {
+    for job in stream(seed, size.largest) {
         if stop.run_until_cancelled(ticks.tick()).await.is_none() {
             return;
         }
-        while api.count("/api/v1/pods", "spec.nodeName=,status.phase=Pending") > MAX_WAITING {
+        let max_waiting = || size.max_waiting(is_step_playing.load(Ordering::Relaxed));
+        while api.count("/api/v1/pods", "spec.nodeName=,status.phase=Pending") > max_waiting() {
             if stop.run_until_cancelled(ticks.tick()).await.is_none() {
                 return;
             }

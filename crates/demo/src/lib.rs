@@ -24,12 +24,12 @@ pub use self::run::run;
 /// Options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
-    /// Number of nodes. At least two, because one is reserved.
+    /// Number of nodes. The last of several nodes is reserved for the preemption.
     pub nodes: usize,
     /// Machine models of the nodes, used in turn.
     pub machine_models: Vec<MachineModel>,
-    /// Rate of the pod stream, in pods per second.
-    pub pods_per_second: f64,
+    /// Rate of the pod stream, in pods per second. Absent for a rate that follows the number of GPUs.
+    pub pods_per_second: Option<f64>,
     /// True if the scripted steps run.
     pub steps: bool,
     /// Seed of the pod stream. The same seed gives the same pods.
@@ -48,11 +48,9 @@ pub struct DemoOptions {
 /// Reasons why the demo does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// Too few nodes were requested.
-    #[error(
-        "--nodes {0} is too few, because one node is reserved for the preemption; write --nodes 2 or more"
-    )]
-    TooFewNodes(usize),
+    /// No node was requested.
+    #[error("--nodes 0 is too few; write --nodes 1 or more")]
+    NoNodes,
     /// The demo was interrupted before the cluster was up.
     #[error("interrupted before the cluster was up")]
     Interrupted,

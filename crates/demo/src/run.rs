@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tessera_sim::http::HttpClient;
@@ -10,7 +10,7 @@ use tessera_wire::tessera::node_use::{self, NodeUse};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;
-use crate::jobs::{self, JobCounts};
+use crate::jobs::{self, JobCounts, StreamSize};
 use crate::report::{self, AgentReport, DemoReport, InvariantReport, PodCounts, StepReport};
 use crate::scenario::{STEPS, play};
 use crate::{DemoError, DemoOptions};
@@ -70,18 +70,20 @@ pub async fn run(
     let (stop, counts) = (CancellationToken::new(), Arc::<JobCounts>::default());
     let (api, fed) = (Arc::clone(&cluster.api), Arc::clone(&counts));
     let tidy = tokio::spawn(jobs::tidy(Arc::clone(&api), Arc::clone(&counts), stop.clone()));
-    let feed = (options.pods_per_second > 0.0).then(|| {
-        let (options, largest, stop) = (options.clone(), cluster.smallest_node_gpus(), stop.clone());
-        tokio::spawn(async move { jobs::feed(api, fed, &options, largest, stop).await })
+    let is_step_playing = Arc::<AtomicBool>::default();
+    let feed = options.pods_per_second.is_none_or(|rate| rate > 0.0).then(|| {
+        let size = StreamSize { gpus: cluster.shared_gpus(), largest: cluster.smallest_node_gpus() };
+        let (options, stop, playing) = (options.clone(), stop.clone(), Arc::clone(&is_step_playing));
+        tokio::spawn(async move { jobs::feed(api, fed, &options, size, playing, stop).await })
     });
     let mut steps = Vec::new();
     let show = async {
         if options.steps {
-            steps = play_all(&cluster, 1, &say, started).await;
+            steps = play_all(&cluster, 1, &is_step_playing, &say, started).await;
         }
         match options.duration {
             Some(duration) => tokio::time::sleep_until((started + duration).into()).await,
-            None => endless(&cluster, &options, &say, started).await,
+            None => endless(&cluster, &options, &is_step_playing, &say, started).await,
         }
     };
     let patience = tokio::select! {
@@ -120,10 +122,18 @@ fn write(file: &Path, text: &str) -> Result<(), DemoError> {
     std::fs::write(file, text).map_err(DemoError::io(format!("write {}", file.display())))
 }
 
-async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: Instant) -> Vec<StepReport> {
+async fn play_all(
+    cluster: &Cluster,
+    round: u64,
+    is_step_playing: &AtomicBool,
+    say: &impl Fn(&str),
+    started: Instant,
+) -> Vec<StepReport> {
     let mut played = Vec::new();
     for name in STEPS {
+        is_step_playing.store(true, Ordering::Relaxed);
         let step = play(cluster, name, round).await;
+        is_step_playing.store(false, Ordering::Relaxed);
         let verdict = if step.happened { "" } else { "FAILED: " };
         say(&format!("{:>7.1} s  {name:<12}  {verdict}{}", started.elapsed().as_secs_f64(), step.detail));
         played.push(step);
@@ -132,12 +142,18 @@ async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: I
 }
 
 /// Repeats the steps until the demo is interrupted.
-async fn endless(cluster: &Cluster, options: &DemoOptions, say: &impl Fn(&str), started: Instant) {
+async fn endless(
+    cluster: &Cluster,
+    options: &DemoOptions,
+    is_step_playing: &AtomicBool,
+    say: &impl Fn(&str),
+    started: Instant,
+) {
     for round in 2.. {
         let pause = ROUND_PAUSE.as_secs_f64() / options.speed;
         tokio::time::sleep(Duration::try_from_secs_f64(pause).unwrap_or(ROUND_PAUSE)).await;
         if options.steps {
-            play_all(cluster, round, say, started).await;
+            play_all(cluster, round, is_step_playing, say, started).await;
         }
     }
 }

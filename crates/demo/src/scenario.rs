@@ -11,8 +11,9 @@ use crate::jobs::DemoJob;
 use crate::node::{RESERVED, SHARED};
 use crate::report::StepReport;
 
-/// Timeout of a step. A step takes a second or two, but the host may be busy and the cluster full.
-const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a step. A step takes a second or two, but the host may be busy and the cluster full: pods of the
+/// stream run for up to 40 seconds.
+const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Path of the ConfigMaps that list broken GPUs.
 const CONFIG_MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
@@ -169,6 +170,9 @@ impl StepContext<'_> {
     /// Two workers whose GPUs are near each other.
     async fn training(&self) -> StepResult {
         let each = self.cluster.smallest_node_gpus().min(2);
+        if self.cluster.shared_gpus() < 2 {
+            return Ok("not shown: two workers need two GPUs; start the demo with more nodes".to_owned());
+        }
         let worker =
             |number: usize| self.job("vision", &format!("worker-{number}"), &[("aliyun.com/gpu", each)]);
         let jobs: Vec<DemoJob> = (0..2).map(worker).collect();
@@ -252,7 +256,10 @@ impl StepContext<'_> {
 
     /// A pod of higher priority gets the reserved node, and the pod on that node is evicted.
     async fn preemption(&self) -> StepResult {
-        let all = self.cluster.reserved().gpus.len() as u64;
+        let Some(reserved) = self.cluster.reserved() else {
+            return Ok("not shown: it needs a second node; start the demo with --nodes 2".to_owned());
+        };
+        let all = reserved.gpus.len() as u64;
         let on_reserved = |name: &str, class| DemoJob {
             pool: RESERVED,
             priority_class: Some(class),

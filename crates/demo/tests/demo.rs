@@ -15,7 +15,7 @@ fn options() -> DemoOptions {
     DemoOptions {
         nodes: 4,
         machine_models: built_in_models(),
-        pods_per_second: 3.0,
+        pods_per_second: Some(3.0),
         steps: true,
         seed: 1,
         speed: 3.0,
@@ -42,6 +42,28 @@ async fn every_step_succeeds_and_all_grants_agree() {
     assert!(report.is_good());
 }
 
+/// The pod rate follows the size of the cluster, so that steps find room in a small one.
+#[tokio::test(flavor = "multi_thread")]
+async fn small_clusters_show_every_step_or_say_why_not() {
+    for nodes in [1, 2, 3] {
+        let options = DemoOptions {
+            nodes,
+            pods_per_second: None,
+            speed: 10.0,
+            duration: Some(Duration::ZERO),
+            ..options()
+        };
+        let report = run(options, |_| {}, std::future::pending()).await.unwrap();
+        let shown = serde_json::to_string_pretty(&report).unwrap();
+        assert!(report.steps.iter().all(|step| step.happened), "{nodes} nodes: {shown}");
+        let not_shown = |name: &str| {
+            report.steps.iter().any(|step| step.name == name && step.detail.starts_with("not shown: "))
+        };
+        assert_eq!(not_shown("preemption"), nodes == 1, "{shown}");
+        assert!(!not_shown("training"), "{shown}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_in_use_is_reported_and_replaced_and_the_kubeconfig_stays() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -49,7 +71,7 @@ async fn a_port_in_use_is_reported_and_replaced_and_the_kubeconfig_stays() {
     let kubeconfig = directory.path().join("kubeconfig");
     let options = DemoOptions {
         nodes: 2,
-        pods_per_second: 0.0,
+        pods_per_second: Some(0.0),
         steps: false,
         listen: taken.local_addr().unwrap(),
         kubeconfig_out: Some(kubeconfig.clone()),
@@ -79,8 +101,8 @@ async fn an_interruption_during_the_start_ends_the_demo_at_once() {
 
 #[tokio::test]
 async fn too_few_nodes_are_rejected_with_a_remedy() {
-    let error = run(DemoOptions { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
-    assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
+    let error = run(DemoOptions { nodes: 0, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("--nodes 1 or more"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

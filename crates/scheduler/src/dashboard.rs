@@ -13,6 +13,7 @@ mod http;
 pub mod login;
 mod lookup;
 mod stream;
+pub mod usage;
 pub mod view;
 
 use std::net::SocketAddr;
@@ -25,7 +26,7 @@ pub(crate) use self::forward::{Forwarder, forward};
 pub(crate) use self::http::MAX_MANIFEST_BYTES;
 pub use self::http::routes;
 pub(crate) use self::http::run_view;
-use self::{decisions::Decisions, stream::ChangeFeed};
+use self::{decisions::Decisions, stream::ChangeFeed, usage::UsageLog};
 
 /// Views made concurrently, so that users do not slow down kube-scheduler.
 const MAX_CONCURRENT_VIEWS: usize = 4;
@@ -38,6 +39,8 @@ pub struct Dashboard {
     feed: ChangeFeed,
     view_permits: Semaphore,
     leader: RwLock<Leader>,
+    /// What pods use of the GPUs they hold.
+    pub usage: RwLock<UsageLog>,
 }
 
 /// Another replica that leads.
@@ -55,6 +58,7 @@ impl Default for Dashboard {
             feed: ChangeFeed::default(),
             view_permits: Semaphore::new(MAX_CONCURRENT_VIEWS),
             leader: RwLock::default(),
+            usage: RwLock::default(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Metrics of the scheduler, written with `tessera_wire::metrics` like the agent's page.
 
+mod quota;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Deref,
@@ -17,6 +19,7 @@ use tessera_wire::metrics::{
     MetricsPage,
 };
 
+use self::quota::QuotaMetrics;
 use crate::state::State;
 
 /// Upper bounds of the latency buckets in seconds, from half a millisecond to two seconds. The
@@ -55,8 +58,7 @@ struct StateTotals {
     pods_waiting: usize,
     unconfirmed: usize,
     rolled_back: u64,
-    quota_used: BTreeMap<Labels, u64>,
-    quota_limit: BTreeMap<Labels, u64>,
+    quota: QuotaMetrics,
     pods_on_gpus: PodGpuMap,
 }
 
@@ -130,21 +132,10 @@ impl Metrics {
             "Bookings that no watch has confirmed yet.",
             totals.unconfirmed as u64,
         );
-        gauge("tessera_scheduler_bookings_rolled_back", "Bookings that were revoked.", totals.rolled_back);
-        let mut quota = |name, help, values: &BTreeMap<Labels, u64>| {
-            let mut family = page.family(name, Gauge, help);
-            values.iter().for_each(|(labels, value)| family.sample(labels, *value));
-        };
-        quota(
-            "tessera_scheduler_quota_used",
-            "Amount that a namespace holds: percent of a GPU, or MiB.",
-            &totals.quota_used,
-        );
-        quota(
-            "tessera_scheduler_quota_limit",
-            "Amount that a namespace may hold: percent of a GPU, or MiB.",
-            &totals.quota_limit,
-        );
+        let help = "Bookings that were revoked.";
+        let mut revoked = page.family("tessera_scheduler_bookings_rolled_back_total", Counter, help);
+        revoked.sample(&none, totals.rolled_back);
+        totals.quota.write(&mut page);
         page.finish()
     }
 
@@ -191,31 +182,9 @@ impl StateTotals {
             rolled_back: state.rolled_back(),
             ..Self::default()
         };
-        totals.count_quota(state);
+        totals.quota = QuotaMetrics::of(state);
         totals.pods_on_gpus = pods_on_gpus(state);
         totals
-    }
-
-    fn count_quota(&mut self, state: &State) {
-        let (quota, usage) = state.quota();
-        let labels = |namespace: &str, model: &str, resource: &str| {
-            Labels::new(&[("namespace", namespace), ("model", model), ("resource", resource)])
-        };
-        for (namespace, model, taken) in usage.all() {
-            self.quota_used.insert(labels(namespace, model, "percent"), taken.compute_percent);
-            self.quota_used.insert(labels(namespace, model, "mebibytes"), taken.memory.0);
-        }
-        for (namespace, limit) in &quota.namespaces {
-            for (model, gpus) in limit.gpus_by_model.iter().flatten() {
-                self.quota_limit.insert(labels(namespace, model, "percent"), gpus.saturating_mul(100));
-            }
-            if let Some(percent) = limit.compute_percent {
-                self.quota_limit.insert(labels(namespace, "", "percent"), percent);
-            }
-            if let Some(memory) = limit.memory {
-                self.quota_limit.insert(labels(namespace, "", "mebibytes"), memory.0);
-            }
-        }
     }
 }
 

@@ -193,6 +193,7 @@ impl LeaderTasks {
         if let Some(path) = table {
             tasks.spawn(watch_static_table(Arc::clone(app), path));
         }
+        tasks.spawn(crate::dashboard::usage::poll(Arc::clone(app)));
         tasks.spawn(maintain(Arc::clone(app), all_listed));
         Self { term, tasks }
     }

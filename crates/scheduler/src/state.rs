@@ -18,12 +18,14 @@ use std::sync::Arc;
 
 use tessera_core::admission::QuotaState;
 use tessera_core::cluster_view::ClusterView;
+use tessera_core::constraint::NodeConstraints;
 use tessera_core::disruption::DisruptionBudget;
 use tessera_core::forecast::{Forecast, Learner};
+use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::{NamespaceUsage, Quota};
-use tessera_core::taint::SoftTaint;
+use tessera_core::taint::Taint;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::foreign::dialect::MemoryUnit;
@@ -105,7 +107,9 @@ pub struct State {
     /// Nodes whose object cannot be parsed.
     unreadable: HashMap<NodeName, NodeEntry>,
     /// PreferNoSchedule taints by node; most clusters have none.
-    soft_taints: HashMap<NodeName, Vec<SoftTaint>>,
+    soft_taints: HashMap<NodeName, Vec<Taint>>,
+    /// Properties of GPU nodes that constraints of pods refer to, for explanations.
+    constraints: HashMap<NodeName, NodeConstraints>,
     /// Unhealthy GPUs according to gpushare's ConfigMaps.
     unhealthy: HashMap<NodeName, Overlay>,
     /// PodDisruptionBudgets by namespace and name.
@@ -155,6 +159,7 @@ impl State {
             readable: Vec::new(),
             unreadable: HashMap::new(),
             soft_taints: HashMap::new(),
+            constraints: HashMap::new(),
             unhealthy: HashMap::new(),
             budgets: BTreeMap::new(),
             gpu_pods: HashMap::new(),
@@ -246,6 +251,16 @@ impl State {
 
     pub(crate) fn quota_state(&self) -> QuotaState<'_> {
         QuotaState { quota: &self.quota, usage: self.view.usage() }
+    }
+
+    /// Returns whether a grant is only set aside for a pod whose GPUs are unknown.
+    pub(crate) fn is_set_aside(&self, grant: &PodGrant) -> bool {
+        self.view.is_set_aside(grant)
+    }
+
+    /// Returns the memory unit of nodes that do not publish theirs.
+    pub(crate) fn memory_unit(&self) -> MemoryUnit {
+        self.settings.memory_unit
     }
 
     /// Returns the number of bookings rolled back since the start.

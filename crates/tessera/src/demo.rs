@@ -24,7 +24,7 @@ use crate::{host, log, values};
 
 TESSERA_LOG=info shows the log of the scheduler and the agents.")]
 pub(crate) struct Arguments {
-    /// Number of nodes; the last one is reserved for the preemption
+    /// Number of nodes; the last of several is reserved for the preemption
     #[arg(long, value_name = "COUNT", default_value_t = 6)]
     nodes: usize,
 
@@ -33,9 +33,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     topology: Vec<PathBuf>,
 
-    /// Pods per second in the stream of pods
-    #[arg(long, value_name = "RATE", default_value = "2", allow_negative_numbers = true, value_parser = values::number)]
-    pods: f64,
+    /// Pods per second in the stream of pods; by default 0.04 for each GPU
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = values::number)]
+    pods: Option<f64>,
 
     /// Parts to run
     #[arg(long, value_name = "WHICH", value_enum, default_value = "all")]
@@ -79,7 +79,7 @@ enum Scenario {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_quietly("error")?;
     ensure!(
-        arguments.pods >= 0.0 && arguments.pods <= 1000.0,
+        arguments.pods.is_none_or(|pods| (0.0..=1000.0).contains(&pods)),
         "--pods: write a rate from 0 to 1000 pods per second"
     );
     ensure!(
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let options = DemoOptions {
         nodes: arguments.nodes,
         machine_models: machine_models(&arguments.topology)?,
-        pods_per_second: if arguments.scenario == Scenario::Steps { 0.0 } else { arguments.pods },
+        pods_per_second: if arguments.scenario == Scenario::Steps { Some(0.0) } else { arguments.pods },
         steps: arguments.scenario != Scenario::Stream,
         seed: arguments.seed,
         speed: arguments.speed,

@@ -2,6 +2,7 @@
 //! Tessera replaces.
 
 pub mod cgroup;
+pub mod constraint;
 pub mod dialect;
 pub mod disruption;
 pub mod extender;
@@ -16,6 +17,5 @@ pub mod pod_spec;
 pub mod quantity;
 pub mod quota;
 pub mod smi_matrix;
-pub(crate) mod taint;
 pub mod unhealthy;
 pub mod volume_config;

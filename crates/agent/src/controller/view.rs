@@ -134,7 +134,11 @@ impl Agent {
             }
         }
         let escapes = self.usage.escapes().iter();
-        let escaped = self.usage.escaped().iter();
+        // Processes of a pod that is ending lose their grant before they end.
+        let is_ending = |uid: &PodUid| {
+            self.pods.get(uid).is_none_or(|pod| pod.metadata.deletion_timestamp.is_some() || has_ended(pod))
+        };
+        let escaped = self.usage.escaped().iter().filter(|(((uid, _), _), _)| !is_ending(uid));
         View {
             pods_known: self.pods.is_complete(),
             listed: self.kubelet.has_listed(),

@@ -135,12 +135,14 @@ pub struct ShareSnapshot {
     pub gpu: usize,
     /// Grant, or `None` if the container was not granted this GPU.
     pub hold: Option<Hold>,
+    /// Reason why the use of the GPU by the container is unknown, or `None` if it is known.
+    pub unknown: Option<UnknownUse>,
     /// Bytes used by the container's processes, if known.
     pub used: Option<u64>,
     /// Fraction of the last interval in which the container's kernels ran, if known.
     pub busy: Option<f64>,
-    /// Usage so far.
-    pub total: Tally,
+    /// Usage so far, if known.
+    pub total: Option<Tally>,
     /// PIDs of the container's processes.
     pub pids: Vec<u32>,
     /// Number of these processes that use the GPU beyond what the container was granted.
@@ -149,6 +151,32 @@ pub struct ShareSnapshot {
     pub report: Option<ShareReport>,
     /// Fraction of the last interval in which the container was throttled.
     pub throttled: Option<f64>,
+}
+
+/// Reason why it is unknown what a container uses of a GPU. Unknown use is not reported as zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownUse {
+    /// The GPU was not sampled lately.
+    GpuNotSampled,
+    /// The driver does not list the processes on the GPU.
+    ProcessesNotListed,
+    /// The agent does not see the processes of the host, because it runs without `hostPID`.
+    ProcessesHidden,
+    /// The API server has not listed the pods, so that no process can be attributed to one.
+    PodsUnknown,
+}
+
+impl UnknownUse {
+    /// Returns the reason as the value of a label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GpuNotSampled => "gpu-not-sampled",
+            Self::ProcessesNotListed => "processes-not-listed",
+            Self::ProcessesHidden => "processes-hidden",
+            Self::PodsUnknown => "pods-unknown",
+        }
+    }
 }
 
 /// State of one process on a GPU.

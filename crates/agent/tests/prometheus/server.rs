@@ -13,7 +13,16 @@ use super::common::load::{fetch, free_address, poll_foreign};
 
 const INSTALL: &str = "cannot be started; install Debian's package prometheus (apt-get install prometheus)";
 
-/// A Prometheus that scrapes one agent every second.
+/// A page that Prometheus scrapes.
+pub(crate) struct Job<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) target: SocketAddr,
+    /// Lines of `metric_relabel_configs`, or empty.
+    pub(crate) relabelings: &'a str,
+}
+
+/// A Prometheus that scrapes pages every second.
 pub(crate) struct Prometheus {
     process: Child,
     address: SocketAddr,
@@ -28,15 +37,15 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    pub(crate) fn start(agent: SocketAddr, rules: &str) -> Self {
+    pub(crate) fn start(jobs: &[Job<'_>], rules: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let address = free_address();
-        let job = |path: &str| {
+        let job = |Job { name, path, target, relabelings }: &Job<'_>| {
             format!(
-                "  - job_name: {path}\n    metrics_path: {path}\n    honor_labels: true\n    static_configs: [{{ targets: ['{agent}'] }}]\n"
+                "  - job_name: {name}\n    metrics_path: {path}\n    honor_labels: true\n    static_configs: [{{ targets: ['{target}'] }}]\n{relabelings}"
             )
         };
-        let jobs: String = ["/metrics", "/metrics/nodes", "/metric"].map(job).concat();
+        let jobs: String = jobs.iter().map(job).collect();
         let configuration = format!(
             "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: [rules.yaml]\nscrape_configs:\n{jobs}"
         );

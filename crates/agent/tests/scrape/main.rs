@@ -263,7 +263,9 @@ fn parts_add_up_to_the_gpu() {
 /// real Prometheus.
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
-    let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
+    let stage = busy_node();
+    let pages = [stage.snapshot(), stage.snapshot_with(false)];
+    let text = pages.map(|snapshot| families::metrics(&snapshot, &everything(), Format::Plain)).concat();
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
     let dashboard = std::fs::read_to_string(monitoring.join("dashboard.json")).unwrap();
@@ -272,7 +274,10 @@ fn dashboard_and_alerts_use_existing_metrics() {
     let (_, alerts) = alerts.split_once("\nspec:\n").unwrap();
     for named in [dashboard["panels"].to_string(), alerts.to_owned()] {
         let words = named.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let names: BTreeSet<&str> = words.filter(|word| word.starts_with("tessera_")).collect();
+        // The test of the demo runs the queries about the scheduler.
+        let is_of_agent =
+            |word: &&str| word.starts_with("tessera_") && !word.starts_with("tessera_scheduler_");
+        let names: BTreeSet<&str> = words.filter(is_of_agent).collect();
         assert!(names.len() > 8, "{names:?}");
         let unknown: Vec<&str> = names.into_iter().filter(|name| !known.contains(name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
@@ -332,4 +337,91 @@ fn sums_up_processes_beyond_the_limit() {
     let all: f64 = text.sums("tessera_container_memory_used_bytes", "uuid").values().sum();
     assert!((shown - all).abs() < 1.0, "{shown} of {all}");
     assert_eq!(text.sums("tessera_exporter_processes_summed_up", "uuid").values().sum::<f64>(), 180.0);
+}
+
+/// Without `hostPID` the agent cannot tell whose processes it sees. What containers use is unknown then, not zero.
+#[test]
+fn unknown_use_is_absent_with_its_reason() {
+    let mut stage = Stage::new(2);
+    stage.pod(1, "team", "train", &[share(0, 50, 20_480)]);
+    stage.process(100, 0, Some(8192), 90);
+    stage.fill_ledger();
+    stage.sample();
+    stage.sample();
+    let options = MetricsOptions {
+        vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
+        ..MetricsOptions::default()
+    };
+    let text = families::metrics(&stage.snapshot_with(false), &options, Format::Plain);
+    let labels = format!(r#"namespace="team",pod="train",container="main",gpu="0",uuid="{}""#, uuid(0));
+    let reason = format!("tessera_container_usage_unknown{{{labels},reason=\"processes-hidden\"}} 1\n");
+    assert!(text.contains(&reason), "{text}");
+    assert!(text.contains(&format!("tessera_container_memory_granted_bytes{{{labels}}}")), "{text}");
+    for family in [
+        "tessera_container_memory_used_bytes",
+        "tessera_container_busy_ratio",
+        "tessera_container_busy_seconds_total",
+        "tessera_container_energy_joules_total",
+        "tessera_container_processes",
+        "hami_vgpu_memory_used_bytes",
+        "container_gpu_utilization",
+        "container_accelerator_memory_used_bytes",
+    ] {
+        assert!(!text.contains(&format!("\n{family}{{")), "{family} is unknown: {text}");
+    }
+    // The use of the GPU as a whole is known.
+    assert!(text.contains("\ntessera_gpu_memory_used_bytes{"), "{text}");
+    let known = families::metrics(&stage.snapshot(), &options, Format::Plain);
+    assert!(!known.contains("\ntessera_container_usage_unknown{"), "{known}");
+    assert!(known.contains(&format!("\ntessera_container_busy_seconds_total{{{labels}}} 0\n")), "{known}");
+}
+
+/// A GPU full of pods with memory only is granted, and a broken GPU cannot be granted.
+#[test]
+fn free_capacity_counts_memory_and_health() {
+    let mut stage = Stage::new(2);
+    let memory = stage.snapshot().gpus.first().map_or(81_920, |gpu| gpu.info.memory.0);
+    stage.pod(1, "team", "notebook", &[share(0, 0, memory)]);
+    stage.fill_ledger();
+    stage.sample();
+    let mut snapshot = stage.snapshot();
+    snapshot.gpus[1].info.health = tessera_core::gpu::Health::Unhealthy;
+    let text = families::metrics(&snapshot, &by_default(), Format::Plain);
+    let value = |family: &str, gpu: u8| {
+        let begin = format!("{family}{{gpu=\"{gpu}\"");
+        let line = text.lines().find(|line| line.starts_with(&begin)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    assert_eq!((value("tessera_gpu_granted_ratio", 0), value("tessera_gpu_granted_ratio", 1)), (1.0, 0.0));
+    for family in [
+        "tessera_gpu_allocatable_ratio",
+        "tessera_gpu_allocatable_compute_ratio",
+        "tessera_gpu_allocatable_memory_bytes",
+    ] {
+        assert_eq!(value(family, 1), 0.0, "{family} of a broken GPU");
+    }
+    assert_eq!(value("tessera_gpu_allocatable_ratio", 0), 0.0);
+}
+
+/// The families that HAMi's dashboards query about allocation.
+#[test]
+fn serves_the_allocation_families_of_hami() {
+    let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
+    let gpu =
+        format!(r#"{{node="{}",device_index="1",device_uuid="{}""#, busy_node().snapshot().node, uuid(1));
+    for (family, value) in [
+        ("hami_gpu_memory_limit_bytes", "85899345920"),
+        ("hami_gpu_core_limit_ratio", "100"),
+        ("hami_gpu_memory_allocated_bytes", "12884901888"),
+        ("hami_gpu_shared_count", "2"),
+        ("hami_gpu_core_allocated_ratio", "50"),
+        ("hami_node_gpu_overview", "12884901888"),
+        ("hami_node_gpu_memory_allocated_ratio", "0.15"),
+    ] {
+        let line = text.lines().find(|line| line.starts_with(&format!("{family}{gpu}"))).unwrap_or_default();
+        assert_eq!(line.rsplit(' ').next(), Some(value), "{family}: {line:?}");
+    }
+    let pod = r#"{namespace="team-b",node="#;
+    assert!(text.contains(&format!("\nhami_vgpu_memory_allocated_bytes{pod}")), "{text}");
+    assert!(text.contains("\nvGPUCoreAllocated{podnamespace=\"team-b\""), "{text}");
 }

@@ -181,7 +181,12 @@ impl Stage {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let snapshot = Snapshot::new(&self.view, &self.meter, 0.0, true);
+        self.snapshot_with(true)
+    }
+
+    /// Returns the state of a node whose agent sees the processes of the host, or does not.
+    pub(crate) fn snapshot_with(&self, processes: bool) -> Snapshot {
+        let snapshot = Snapshot::new(&self.view, &self.meter, 0.0, processes);
         Snapshot { host_ip: "10.0.0.5".into(), ..snapshot }
     }
 

@@ -4,63 +4,91 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use tessera_core::units::Count;
-use tessera_wire::tessera::explanation::NodeExplanation;
+use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation};
 
-use crate::explain::PodReport;
 use crate::paint::Paint;
 use crate::table::align;
-use crate::what_if::Room;
 
 /// Number of nodes shown in full without `-o wide`.
 const SHOWN_NODES: usize = 5;
 
-/// Formats the explanation of an existing pod.
-pub(crate) fn pod(report: &PodReport, all: bool, paint: Paint) -> String {
-    let explanation = &report.explanation;
+/// Formats the explanation of an existing pod. kube-scheduler's own report on a waiting pod comes
+/// first.
+pub(crate) fn pod(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     let pod = format!("pod {}/{}", explanation.namespace, explanation.pod);
-    let mut text = match &explanation.placed_on {
-        Some(node) => {
-            let mut text = format!("{pod} is {} on node {node}\n", paint.good("placed"));
-            report.holds.iter().for_each(|hold| text.push_str(&format!("  {hold}\n")));
-            if report.holds.is_empty() {
-                text.push_str("  its GPUs are unknown: it bypassed the scheduler, or its agent has not reported them yet\n");
-            }
-            return text;
+    if let Some(node) = &explanation.placed_on {
+        return placed(explanation, &pod, node, paint);
+    }
+    let mut text = format!("{pod} {}\n", paint.notable("waits"));
+    match &explanation.kube_scheduler {
+        Some(report) => {
+            let message = if report.message.is_empty() { &report.reason } else { &report.message };
+            let _ = writeln!(text, "kube-scheduler: {message}");
         }
-        None => format!("{pod} waits\n"),
-    };
-    requests(&mut text, report);
-    text.push_str(&verdicts(report, all, paint));
-    if let Some(message) = &report.kube_scheduler {
-        let _ = write!(text, "\nkube-scheduler: {message}\n");
+        None => text.push_str(
+            "kube-scheduler has not reported on the pod yet; check its schedulerName if this lasts\n",
+        ),
+    }
+    requests(&mut text, explanation);
+    text.push_str(&verdicts(explanation, all, paint));
+    text
+}
+
+fn placed(explanation: &PodExplanation, pod: &str, node: &str, paint: Paint) -> String {
+    let mut text = format!("{pod} is {} on node {node}\n", paint.good("placed"));
+    explanation.holds.iter().for_each(|hold| text.push_str(&format!("  {hold}\n")));
+    if explanation.holds.is_empty() {
+        text.push_str(
+            "  its GPUs are unknown: it bypassed the scheduler, or its agent has not reported them yet\n",
+        );
+    }
+    match &explanation.placement_reason {
+        Some(reason) => {
+            let _ = writeln!(text, "chosen because: {reason}");
+        }
+        None => text.push_str("the pod does not say why: another scheduler or an older version placed it\n"),
     }
     text
 }
 
 /// Formats where a hypothetical pod would fit.
-pub(crate) fn what_if(report: &PodReport, rooms: &[Room], all: bool, paint: Paint) -> String {
+pub(crate) fn what_if(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     let mut text = String::new();
-    requests(&mut text, report);
-    text.push_str(&verdicts(report, all, paint));
-    let total: usize = rooms.iter().map(|room| room.pods).sum();
+    requests(&mut text, explanation);
+    text.push_str(&verdicts(explanation, all, paint));
+    let total: usize = explanation.room.iter().map(|room| room.pods).sum();
     if total > 0 {
         let _ = write!(text, "\n{} like this would fit now\n", Count(total, "pod"));
     }
     text
 }
 
-fn requests(text: &mut String, report: &PodReport) {
-    if !report.requests.is_empty() {
-        let _ = writeln!(text, "requests {}", report.requests.join("; "));
+fn requests(text: &mut String, explanation: &PodExplanation) {
+    if !explanation.asks.is_empty() {
+        let _ = writeln!(text, "requests {}", explanation.asks.join("; "));
+    }
+    if !explanation.unserved.is_empty() {
+        let _ = writeln!(text, "requests {}, which Tessera does not serve", explanation.unserved.join(", "));
     }
 }
 
-fn verdicts(report: &PodReport, all: bool, paint: Paint) -> String {
-    let views = &report.explanation.nodes;
-    let fitting: Vec<&NodeExplanation> = views.iter().filter(|view| view.fits).collect();
-    let summary = format!("fits on {} of {}", fitting.len(), Count(views.len(), "node"));
-    let mut text = if fitting.is_empty() { paint.bad(&summary) } else { paint.good(&summary) };
-    let _ = writeln!(text, " (policy {})", report.explanation.policy);
+fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
+    let views = &explanation.nodes;
+    let best = explanation.best();
+    let nodes = Count(views.len(), "node");
+    let summary = match explanation.waits {
+        true => format!("the GPUs of {} of {nodes} would do", best.len()),
+        false => format!("fits on {} of {nodes}", best.len()),
+    };
+    let mut text = match (best.is_empty(), explanation.waits) {
+        (true, _) => paint.bad(&summary),
+        (false, true) => paint.notable(&summary),
+        (false, false) => paint.good(&summary),
+    };
+    let _ = writeln!(text, " (policy {})", explanation.policy);
+    if !explanation.unchecked.is_empty() {
+        let _ = writeln!(text, "only kube-scheduler checks: {}", explanation.unchecked.join(", "));
+    }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for view in views {
         if let Some(reason) = &view.reason {
@@ -74,31 +102,24 @@ fn verdicts(report: &PodReport, all: bool, paint: Paint) -> String {
         sorted.iter().for_each(|(reason, count)| table.push_str(&format!("{count}\t{reason}\n")));
         text.push_str(&align(&table));
     }
-    let shown = if fitting.is_empty() { nearest(report, all) } else { best(&fitting) };
+    let shown = if best.is_empty() { nearest(explanation, all) } else { best.clone() };
     let limit = if all { usize::MAX } else { SHOWN_NODES };
-    if !fitting.is_empty() {
+    if !best.is_empty() {
         text.push('\n');
     }
     for view in shown.iter().take(limit) {
-        node(&mut text, report, view, paint);
+        node(&mut text, explanation, view, paint);
     }
     if shown.len() > limit {
         let _ = write!(text, "\n{} more; -o wide shows all\n", Count(shown.len() - limit, "node"));
     }
-    if !report.smaller.is_empty() {
+    if !explanation.smaller.is_empty() {
         text.push('\n');
     }
-    for smaller in &report.smaller {
-        let _ = writeln!(text, "{} would fit now, on node {}", paint.good(&smaller.request), smaller.node);
+    for smaller in &explanation.smaller {
+        let _ = writeln!(text, "smaller: {} on node {}", paint.good(&smaller.request), smaller.node);
     }
     text
-}
-
-/// Sorts the fitting nodes, best first.
-fn best<'a>(fitting: &[&'a NodeExplanation]) -> Vec<&'a NodeExplanation> {
-    let mut sorted = fitting.to_vec();
-    sorted.sort_by(|a, b| b.score.unwrap_or(0.0).total_cmp(&a.score.unwrap_or(0.0)));
-    sorted
 }
 
 /// Sorts the rejecting nodes: nodes where the fewest pods would have to end come first, nodes where
@@ -106,21 +127,18 @@ fn best<'a>(fitting: &[&'a NodeExplanation]) -> Vec<&'a NodeExplanation> {
 ///
 /// Nodes that reject the pod as a whole appear only with `all`, because the table of reasons counts
 /// them already.
-fn nearest(report: &PodReport, all: bool) -> Vec<&NodeExplanation> {
+fn nearest(explanation: &PodExplanation, all: bool) -> Vec<&NodeExplanation> {
     let ends = |view: &NodeExplanation| {
-        report
-            .remedies
-            .iter()
-            .find(|remedy| remedy.node == view.node)
-            .map_or(usize::MAX, |remedy| remedy.pods.len())
+        let relief = explanation.relief.iter().find(|relief| relief.node == view.node);
+        relief.map_or(usize::MAX, |relief| relief.pods.len())
     };
     let of_interest = |view: &&NodeExplanation| all || !view.gpu_reasons.is_empty();
-    let mut sorted: Vec<&NodeExplanation> = report.explanation.nodes.iter().filter(of_interest).collect();
+    let mut sorted: Vec<&NodeExplanation> = explanation.nodes.iter().filter(of_interest).collect();
     sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
     sorted
 }
 
-fn node(text: &mut String, report: &PodReport, view: &NodeExplanation, paint: Paint) {
+fn node(text: &mut String, explanation: &PodExplanation, view: &NodeExplanation, paint: Paint) {
     match &view.reason {
         None => {
             let gpus = view.gpus.iter().map(|container| {
@@ -137,13 +155,13 @@ fn node(text: &mut String, report: &PodReport, view: &NodeExplanation, paint: Pa
             let _ = writeln!(text, "\n{}: {}", view.node, paint.bad(reason));
             let mut gpus = String::new();
             for gpu in &view.gpu_reasons {
-                let why = gpu.reason.as_deref().unwrap_or("fits");
+                let why = gpu.reason.as_deref().unwrap_or("would do");
                 let _ = writeln!(gpus, "  GPU{}\t{why}", gpu.gpu);
             }
             text.push_str(&align(&gpus));
-            if let Some(remedy) = report.remedies.iter().find(|remedy| remedy.node == view.node) {
-                let one = if remedy.pods.len() == 1 { "this pod" } else { "these pods" };
-                let _ = writeln!(text, "  would fit if {one} ended: {}", remedy.pods.join(", "));
+            if let Some(relief) = explanation.relief.iter().find(|relief| relief.node == view.node) {
+                let one = if relief.pods.len() == 1 { "this pod" } else { "these pods" };
+                let _ = writeln!(text, "  enough GPUs if {one} ended: {}", relief.pods.join(", "));
             }
         }
     }

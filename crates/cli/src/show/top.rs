@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
+use crate::args::SortKey;
 use crate::paint::Paint;
 use crate::table::align;
 use crate::top::ClusterUse;
@@ -14,10 +15,21 @@ const UNKNOWN: &str = "-";
 /// Compute share of a container that was granted only memory: the time that others leave.
 const REST: &str = "rest";
 
-pub(crate) fn table(usage: &ClusterUse, headers: bool, paint: Paint) -> String {
+/// Which containers are listed, and in which order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Order {
+    pub(crate) sort: Option<SortKey>,
+    pub(crate) rows: Option<usize>,
+}
+
+pub(crate) fn table(usage: &ClusterUse, order: Order, headers: bool, paint: Paint) -> String {
     let mut text = String::new();
     if headers {
         text.push_str("NODE\tGPU\tPOD\tCONTAINER\tBUSY\tGRANTED\tMEMORY(MiB)\tGRANTED(MiB)\tWAITED\n");
+    }
+    if order.sort.is_some() || order.rows.is_some() {
+        sorted(&mut text, usage, order, paint);
+        return align(&text);
     }
     for node in &usage.nodes {
         match (&node.used, &node.error) {
@@ -29,6 +41,34 @@ pub(crate) fn table(usage: &ClusterUse, headers: bool, paint: Paint) -> String {
         }
     }
     align(&text)
+}
+
+/// Lists containers of all nodes in the wanted order. Unknown values come last.
+fn sorted(text: &mut String, usage: &ClusterUse, order: Order, paint: Paint) {
+    let mut rows: Vec<(&str, &ContainerUse, &ShareUse)> = Vec::new();
+    for node in &usage.nodes {
+        let containers = node.used.iter().flat_map(|used| &used.containers);
+        rows.extend(
+            containers.flat_map(|one| one.gpus.iter().map(move |share| (node.node.as_str(), one, share))),
+        );
+    }
+    let waste = |share: &ShareUse| Some(f64::from(share.granted_percent?) - share.busy_percent?);
+    let down = |a: Option<f64>, b: Option<f64>| {
+        b.unwrap_or(f64::NEG_INFINITY).total_cmp(&a.unwrap_or(f64::NEG_INFINITY))
+    };
+    rows.sort_by(|(_, one, a), (_, other, b)| {
+        let by_pod = || (&one.namespace, &one.pod, a.index).cmp(&(&other.namespace, &other.pod, b.index));
+        let by_value = match order.sort.unwrap_or(SortKey::Busy) {
+            SortKey::Busy => down(a.busy_percent, b.busy_percent),
+            SortKey::Memory => b.memory_used_mib.cmp(&a.memory_used_mib),
+            SortKey::Waste => down(waste(a), waste(b)),
+            SortKey::Pod => std::cmp::Ordering::Equal,
+        };
+        by_value.then_with(by_pod)
+    });
+    for (node, container, share) in rows.iter().take(order.rows.unwrap_or(usize::MAX)) {
+        row(text, node, container, share, paint);
+    }
 }
 
 fn gpus(text: &mut String, node: &str, used: &NodeUse, paint: Paint) {
@@ -83,6 +123,26 @@ mod tests {
     use crate::usage::UsageError;
 
     #[test]
+    fn sorts_and_cuts_containers() {
+        let read: NodeUse = serde_json::from_str(
+            r#"{"gpus":[],"containers":[
+                {"namespace":"t","pod":"a","uid":"a","container":"c","gpus":[{"uuid":"g","index":0,"grantedPercent":50,"busyPercent":50.0,"memoryUsedMiB":1}]},
+                {"namespace":"t","pod":"b","uid":"b","container":"c","gpus":[{"uuid":"g","index":0,"grantedPercent":100,"busyPercent":1.0,"memoryUsedMiB":9}]},
+                {"namespace":"t","pod":"c","uid":"c","container":"c","gpus":[{"uuid":"g","index":0,"grantedPercent":10}]}]}"#,
+        )
+        .unwrap();
+        let usage = ClusterUse::new(BTreeMap::from([("n".to_owned(), Ok(read))]));
+        let pods = |sort, rows| {
+            let text = table(&usage, Order { sort: Some(sort), rows }, false, Paint::default());
+            text.lines().map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(pods(SortKey::Busy, None), ["t/a", "t/b", "t/c"]);
+        assert_eq!(pods(SortKey::Waste, None), ["t/b", "t/a", "t/c"]);
+        assert_eq!(pods(SortKey::Memory, Some(1)), ["t/b"]);
+        assert_eq!(pods(SortKey::Pod, Some(2)), ["t/a", "t/b"]);
+    }
+
+    #[test]
     fn shows_missing_measurements_and_silent_agents_as_unknown() {
         let read: NodeUse = serde_json::from_str(
             r#"{"gpus":[{"uuid":"a","index":0,"memoryUsedMiB":5000,"busyPercent":61.4},{"uuid":"b","index":1}],
@@ -95,7 +155,7 @@ mod tests {
         let refused = Err(UsageError::NoAddress);
         let answers = BTreeMap::from([("n1".to_owned(), Ok(read)), ("n2".to_owned(), refused)]);
         assert_eq!(
-            table(&ClusterUse::new(answers), true, Paint::default()),
+            table(&ClusterUse::new(answers), Order::default(), true, Paint::default()),
             "\
 NODE  GPU  POD         CONTAINER  BUSY  GRANTED  MEMORY(MiB)  GRANTED(MiB)  WAITED
 n1    0    (all)                  61%            5000                       

@@ -112,7 +112,7 @@ fn explains_invalid_command_lines() {
             help.contains("Examples:") && help.contains(&format!("Usage: {name} [OPTIONS] [NODE]")),
             "{help}"
         );
-        for command in ["tree", "explain", "what-if", "top"].iter().filter(|_| program == GPU) {
+        for command in ["overview", "tree", "explain", "what-if", "top"].iter().filter(|_| program == GPU) {
             let help = stage.text(program, &[command, "--help"]);
             assert!(help.contains("Examples:\n  # "), "{help}");
             assert!(help.contains(&format!("\n  {name} {command} ")), "{help}");
@@ -125,7 +125,7 @@ fn explains_invalid_command_lines() {
 fn documented_flags_exist() {
     let stage = Stage::new();
     let mut help = stage.text(SHARE, &["--help"]) + &stage.text(GPU, &["--help"]);
-    for command in ["tree", "explain", "what-if", "top"] {
+    for command in ["overview", "tree", "explain", "what-if", "top"] {
         help += &stage.text(GPU, &[command, "--help"]);
     }
     let page = include_str!("../../../../docs/inspect.md");

@@ -152,6 +152,42 @@ fn explain_and_what_if_match_their_golden_files() {
     assert_eq!(said, "error: pod default/plain requests no GPU; `kubectl describe pod` shows why it waits\n");
 }
 
+/// kube-scheduler's report comes first, and a waiting pod is never said to fit.
+#[test]
+fn a_waiting_pod_is_never_said_to_fit() {
+    let mut tainted = node("free", "10.0.0.1", "GiB", &[T4, T4]);
+    tainted["spec"] = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
+    let stage = Stage::of(&[tainted, node("open", "10.0.0.2", "GiB", &[T4, T4])], &[]);
+    let mut waits = pod("team", "waits", "", &[("nvidia.com/gpu", 1)], json!({}));
+    waits["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    waits["status"] = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+        "reason": "Unschedulable", "message": "0/2 nodes are available: 1 node(s) had untolerated taint(s)."}]});
+    stage.pod(&waits);
+    let text = stage.text(GPU, &["explain", "team/waits"]);
+    let expected = "\
+pod team/waits waits
+kube-scheduler: 0/2 nodes are available: 1 node(s) had untolerated taint(s).
+requests nvidia.com/gpu=1
+the GPUs of 1 of 2 nodes would do (policy tessera)
+only kube-scheduler checks: the nodes of its volumes
+
+NODES  REASON
+1      node has the taint gpu:NoSchedule, which the pod does not tolerate
+
+open: GPU 0
+";
+    assert_eq!(text, expected);
+    assert_eq!(stage.text(GPU, &["explain", "team/waits", "-o", "name"]), "node/open\n");
+    let what_if = stage.text(GPU, &["what-if", "nvidia.com/gpu=1"]);
+    assert!(what_if.contains("fits on 1 of 2 nodes"), "{what_if}");
+    let mut slice = pod("team", "slice", "", &[("nvidia.com/mig-1g.5gb", 1)], json!({}));
+    slice["status"] = json!({"phase": "Pending"});
+    stage.pod(&slice);
+    let text = stage.text(GPU, &["explain", "team/slice"]);
+    assert!(text.contains("requests nvidia.com/mig-1g.5gb, which Tessera does not serve\n"), "{text}");
+    assert!(text.contains("the GPUs of 0 of 2 nodes would do"), "{text}");
+}
+
 /// Invalid limits affect only the pods that they concern.
 #[test]
 fn invalid_limits_are_reported_for_affected_pods() {
@@ -222,9 +258,25 @@ fn endpoint_queries_a_scheduler() {
     let scheduler =
         stage.text(SHARE, &["--no-headers", "blocks", "--endpoint", &format!("{url}/gpushare-scheduler/")]);
     assert_eq!(scheduler, "blocks  unknown  0/60  30/60  30/120\n");
-    let (api, scheduler) = both(GPU, &["explain", "team/share-large"]);
-    let first = |text: &str| text.lines().find(|line| line.starts_with("fits on")).unwrap().to_owned();
-    assert_eq!(first(&api), first(&scheduler));
+    let of_pods =
+        ["team/share-large", "team/whole-two", "closed/over-quota", "default/pair", "team/bypassed"];
+    for pod in of_pods {
+        for form in ["wide", "json"] {
+            let (api, scheduler) = both(GPU, &["explain", pod, "-o", form]);
+            assert_eq!(api, scheduler, "{pod}");
+        }
+    }
+    let (api, scheduler) = both(GPU, &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team"]);
+    assert_eq!(api, scheduler);
+    let (api, scheduler) = both(GPU, &["tree", "t4", "--no-agents", "-o", "wide"]);
+    assert_eq!(api, scheduler);
+    // The scheduler alone is enough: there is no API server behind this kubeconfig.
+    std::fs::write(stage.kubeconfig(), "{}").unwrap();
+    for command in [&["top", "--once"][..], &["tree"], &["overview"], &["what-if", "nvidia.com/gpu=1"]] {
+        let asked: Vec<&str> = command.iter().chain(&endpoint).copied().collect();
+        let text = stage.text(GPU, &asked);
+        assert!(text.contains("blocks"), "{command:?}: {text}");
+    }
     let unknown = stage.run(GPU, &["nobody", "--endpoint", &url]);
     assert_eq!(
         String::from_utf8(unknown.stderr).unwrap(),

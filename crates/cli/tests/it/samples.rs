@@ -155,6 +155,23 @@ fn matches_the_golden_files_of_a_varied_cluster() {
     stage.golden("varied-gpushare-details.txt", SHARE, &["-d"]);
     stage.golden("varied-gpushare-wide.txt", SHARE, &["-o", "wide"]);
     stage.golden("varied-gpushare-one.txt", SHARE, &["one"]);
+    for columns in ["80", "200"] {
+        for (name, wide) in [("overview", &[][..]), ("overview-wide", &["-o", "wide"])] {
+            let mut command = stage.command(GPU);
+            let output =
+                command.args([&["overview"], wide].concat()).env("COLUMNS", columns).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= columns.parse().unwrap(), "{widest} columns of {columns}:\n{text}");
+            // The age of the waiting pod depends on when the test runs.
+            let is_aged = |line: &&str| !line.contains("team/waits");
+            let ageless: String = text.lines().filter(is_aged).map(|line| format!("{line}\n")).collect();
+            assert_eq!(text.lines().count(), ageless.lines().count() + 1, "{text}");
+            crate::stage::golden(&format!("varied-{name}-{columns}.txt"), &ageless);
+        }
+    }
+    let nothing = stage.run(GPU, &["-l", "no=such"]);
+    assert_eq!(String::from_utf8(nothing.stderr).unwrap(), "No node matches no=such.\n");
     stage.golden("varied-tree.txt", GPU, &["tree", "sixteen", "--no-agents"]);
     stage.golden("varied-tree-wide.txt", GPU, &["tree", "mixed", "--no-agents", "-o", "wide"]);
 }

@@ -123,8 +123,14 @@ type Quantities = BTreeMap<String, Quantity>;
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodSpec {
+    #[prost(message, repeated, tag = "1")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volumes: Vec<Volume>,
     #[prost(message, repeated, tag = "2")]
     pub(super) containers: Vec<Container>,
+    #[prost(btree_map = "string, string", tag = "7")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    node_selector: BTreeMap<String, String>,
     #[prost(string, tag = "10")]
     #[serde(skip_serializing_if = "String::is_empty")]
     node_name: String,
@@ -154,20 +160,86 @@ pub(super) struct PodSpec {
 #[serde(rename_all = "camelCase")]
 struct Affinity {
     #[prost(message, optional, tag = "1")]
-    node_affinity: Option<AffinityTerms>,
+    node_affinity: Option<NodeAffinity>,
     #[prost(message, optional, tag = "2")]
-    pod_affinity: Option<AffinityTerms>,
+    pod_affinity: Option<PodTerms>,
     #[prost(message, optional, tag = "3")]
-    pod_anti_affinity: Option<AffinityTerms>,
+    pod_anti_affinity: Option<PodTerms>,
 }
 
-/// The terms of an affinity, of which only the number is read.
+/// An affinity to nodes. Of the preferred terms only the number is read.
 #[derive(Clone, PartialEq, Message, Serialize)]
-struct AffinityTerms {
+struct NodeAffinity {
+    #[prost(message, optional, tag = "1")]
+    #[serde(
+        rename = "requiredDuringSchedulingIgnoredDuringExecution",
+        skip_serializing_if = "Option::is_none"
+    )]
+    required: Option<NodeSelector>,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution", serialize_with = "as_empty_objects")]
     preferred: Vec<bytes::Bytes>,
 }
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeSelector {
+    #[prost(message, repeated, tag = "1")]
+    node_selector_terms: Vec<NodeSelectorTerm>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeSelectorTerm {
+    #[prost(message, repeated, tag = "1")]
+    match_expressions: Vec<NodeSelectorRequirement>,
+    #[prost(message, repeated, tag = "2")]
+    match_fields: Vec<NodeSelectorRequirement>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct NodeSelectorRequirement {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    operator: String,
+    #[prost(string, repeated, tag = "3")]
+    values: Vec<String>,
+}
+
+/// The terms of an affinity to pods, of which only the number is read.
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct PodTerms {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution", serialize_with = "as_empty_objects")]
+    required: Vec<bytes::Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution", serialize_with = "as_empty_objects")]
+    preferred: Vec<bytes::Bytes>,
+}
+
+/// A volume, of which only the kind is read.
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct Volume {
+    #[prost(message, optional, tag = "2")]
+    #[serde(flatten)]
+    source: Option<VolumeSource>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct VolumeSource {
+    #[prost(message, optional, tag = "10")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    persistent_volume_claim: Option<Unread>,
+    #[prost(message, optional, tag = "29")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ephemeral: Option<Unread>,
+}
+
+/// An object whose fields are not read.
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct Unread {}
 
 fn as_empty_objects<S: Serializer>(terms: &[bytes::Bytes], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(terms.iter().map(|_| BTreeMap::<(), ()>::new()))
@@ -197,6 +269,9 @@ struct TopologySpreadConstraint {
 pub(super) struct Container {
     #[prost(string, tag = "1")]
     name: String,
+    #[prost(message, repeated, tag = "6")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ports: Vec<ContainerPort>,
     #[prost(message, repeated, tag = "7")]
     #[serde(serialize_with = "as_read_variables", skip_serializing_if = "Vec::is_empty")]
     env: Vec<EnvVar>,
@@ -206,6 +281,13 @@ pub(super) struct Container {
     #[prost(string, tag = "24")]
     #[serde(skip_serializing_if = "String::is_empty")]
     restart_policy: String,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerPort {
+    #[prost(int32, tag = "2")]
+    host_port: i32,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -237,6 +319,9 @@ pub(super) struct PodStatus {
     #[prost(string, tag = "1")]
     #[serde(skip_serializing_if = "String::is_empty")]
     phase: String,
+    #[prost(message, repeated, tag = "2")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conditions: Vec<PodCondition>,
     #[prost(string, tag = "3")]
     #[serde(skip_serializing_if = "String::is_empty")]
     message: String,
@@ -252,6 +337,23 @@ pub(super) struct PodStatus {
     #[prost(message, repeated, tag = "13")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ephemeral_container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodCondition {
+    #[prost(string, tag = "1")]
+    #[serde(rename = "type")]
+    kind: String,
+    #[prost(string, tag = "2")]
+    status: String,
+    #[prost(message, optional, tag = "4")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_transition_time: Option<Time>,
+    #[prost(string, tag = "5")]
+    reason: String,
+    #[prost(string, tag = "6")]
+    message: String,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]

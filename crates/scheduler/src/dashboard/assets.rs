@@ -35,6 +35,7 @@ files![
     "tile.js",
     "heat.js",
     "links.js",
+    "spark.js",
     "explanation.js",
     "page-overview.js",
     "page-nodes.js",
@@ -42,6 +43,7 @@ files![
     "page-pods.js",
     "page-pod.js",
     "page-quota.js",
+    "page-waste.js",
     "page-what-if.js",
     "page-decisions.js",
 ];

@@ -1,6 +1,6 @@
 //! The routes of the pages and of the API.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -21,7 +21,8 @@ use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::node_use::{MeasuredUse, NodeUse};
 
 use super::decisions::{Decision, KEPT};
-use super::view::explanation::{explain, question};
+use super::view::explanation;
+use super::view::waste::{WasteView, waste};
 use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{assets, stream};
 use crate::server::{App, Caller, limit_calls};
@@ -63,7 +64,8 @@ pub fn routes(app: &Arc<App>, body_limit: usize) -> Router<Arc<App>> {
         .route("/pods", get(list_pods))
         .route("/pods/{namespace}/{name}", get(one_pod))
         .route("/pods/{namespace}/{name}/use", get(pod_use))
-        .route("/pods/{namespace}/{name}/explanation", get(explanation))
+        .route("/pods/{namespace}/{name}/explanation", get(pod_explanation))
+        .route("/waste", get(|app: Shared| view(app, waste_now)))
         .route("/quota", get(|app: Shared| view(app, |app| app.with_state(quota::quota))))
         .route("/what-if", post(what_if).layer(limited))
         .route("/decisions", get(decisions))
@@ -188,6 +190,12 @@ async fn found<T: Serialize + Send + 'static>(
     }
 }
 
+fn waste_now(app: &App) -> WasteView {
+    let now = u64::try_from(app.now().unix_nanos / 1_000_000).unwrap_or(u64::MAX);
+    let log = app.dashboard.usage.read().unwrap_or_else(PoisonError::into_inner);
+    app.with_state(|state| waste(state, &log, now))
+}
+
 async fn list_nodes(app: Shared, QueryParams(query): QueryParams<ListQuery>) -> Response {
     view(app, move |app| nodes::nodes(app, &query)).await
 }
@@ -245,12 +253,9 @@ async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, St
     .await
 }
 
-async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
+async fn pod_explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let what = format!("pod {namespace}/{name}");
-    let made = run_view(&app, move |app| {
-        let pod = app.with_state(|state| question(state, &namespace, &name))?;
-        Some(explain(app, &pod))
-    });
+    let made = run_view(&app, move |app| explanation::of_pod(app, &namespace, &name));
     match made.await {
         Ok(Some(explanation)) => Json(explanation).into_response(),
         Ok(None) => {
@@ -273,7 +278,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
             return problem(StatusCode::BAD_REQUEST, text);
         }
     };
-    match run_view(&app, move |app| explain(app, &pod)).await {
+    match run_view(&app, move |app| explanation::what_if(app, &pod)).await {
         Ok(explanation) => Json(explanation).into_response(),
         Err(answer) => answer,
     }

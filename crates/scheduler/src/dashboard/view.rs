@@ -8,6 +8,7 @@ pub mod node;
 pub mod nodes;
 pub mod pods;
 pub mod quota;
+pub mod waste;
 
 use std::ops::Range;
 
@@ -42,6 +43,9 @@ pub struct ListQuery {
     /// Selects nodes in `trouble` (a GPU is unhealthy or overbooked), or pods that are `waiting` or
     /// `placed`.
     pub state: String,
+    /// Order of pods: `age` (oldest first), `youngest` or `name`; otherwise waiting pods first, the longest waiting
+    /// first, then by namespace and name.
+    pub sort: String,
     /// Number of items to skip.
     pub offset: usize,
     /// Number of items to return, at most [`MOST_ITEMS`].

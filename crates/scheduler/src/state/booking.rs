@@ -291,10 +291,11 @@ impl State {
         let admission = self.admission(&node, &parsed, &request);
         let placement = admission.place().map_err(refused)?;
         let containers = placement.grants(&request);
-        let annotations =
+        let mut annotations =
             grant::annotations(&pod.spec, &containers, &node.spec.node, node.spec.unit, now.unix_nanos)?;
         let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
         let why = describe(node.state, &admission.request(), &parsed.policy, &placement);
+        annotations.insert(grant::REASON_KEY.to_owned(), why.clone());
         let order = BindOrder { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
         let (cpu, memory) = (request.cpu, request.memory);
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))

@@ -6,8 +6,9 @@ use tessera_core::cluster_view::PlacedPod;
 use tessera_core::ledger::Ledger;
 use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::foreign::constraint::Affinity;
 use tessera_wire::foreign::dialect::MemoryUnit;
-use tessera_wire::foreign::objects::{Metadata, Node, Pod, PodSpec};
+use tessera_wire::foreign::objects::{Condition, Metadata, Node, Pod, PodSpec, PodStatus};
 use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
 use tessera_wire::tessera::placed_pod::PodParts;
@@ -41,6 +42,10 @@ pub(crate) struct GpuPod {
     pub(crate) labels: BTreeMap<String, String>,
     /// The annotations about placement and grants; others are dropped.
     pub(crate) annotations: BTreeMap<String, String>,
+    /// Time when the pod was created, in RFC 3339 form.
+    pub(crate) created: Option<String>,
+    /// Last report of a scheduler that could not place the pod. Kept while the pod waits.
+    pub(crate) unscheduled: Option<Box<Condition>>,
 }
 
 // === impl NodeEntry ===
@@ -52,6 +57,11 @@ impl NodeEntry {
                 .map_err(|bad| UnreadableNode(bad.to_string())),
             agent: AgentAddress::of(object),
         }
+    }
+
+    /// Returns whether the node is readable and has GPUs.
+    pub(super) fn has_gpus(&self) -> bool {
+        self.spec.as_ref().is_ok_and(|spec| !spec.node.gpus().is_empty())
     }
 
     /// Replaces the GPUs and links by the ledger's copy, so that they are stored once.
@@ -87,12 +97,34 @@ pub(super) fn quota_labels(object: &Node, settings: &SchedulerSettings) -> Quota
 
 impl GpuPod {
     pub(super) fn new(pod: Pod) -> Self {
-        let Pod { mut metadata, mut spec, .. } = pod;
+        let Pod { mut metadata, mut spec, status } = pod;
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         let mut annotations = std::mem::take(&mut metadata.annotations);
         annotations.retain(|key, _| is_relevant(key));
-        let Metadata { namespace, name, labels, .. } = metadata;
-        Self { namespace, name, node, spec, labels, annotations }
+        let Metadata { namespace, name, labels, creation_timestamp: created, .. } = metadata;
+        let unscheduled = status.unscheduled.filter(|_| node.is_none());
+        if node.is_some() {
+            // Constraints only explain why a pod waits.
+            spec.node_selector = BTreeMap::new();
+            spec.affinity = Affinity::default();
+            spec.tolerations = Vec::new();
+        }
+        Self { namespace, name, node, spec, labels, annotations, created, unscheduled }
+    }
+
+    /// Returns the pod as an object, with the fields that explanations read.
+    pub(crate) fn to_object(&self, uid: &PodUid) -> Pod {
+        let metadata = Metadata {
+            name: self.name.clone(),
+            namespace: self.namespace.clone(),
+            uid: uid.to_string(),
+            annotations: self.annotations.clone(),
+            ..Metadata::default()
+        };
+        let node_name = self.node.as_ref().map(ToString::to_string).unwrap_or_default();
+        let spec = PodSpec { node_name, ..self.spec.clone() };
+        let status = PodStatus { unscheduled: self.unscheduled.clone(), ..PodStatus::default() };
+        Pod { metadata, spec, status }
     }
 
     /// Returns what the pod holds of `node`, which is parsed if it is known and readable.

@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use tessera_core::cluster_view::PlacedPod;
+use tessera_core::constraint::NodeConstraints;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::NodePosition;
 use tessera_core::node::{self, NodeState};
 use tessera_core::quota::QuotaLabels;
-use tessera_core::taint::untolerated;
+use tessera_core::taint::{Taint, TaintEffect, untolerated_soft};
 use tessera_core::units::NodeName;
+use tessera_wire::foreign::constraint;
 use tessera_wire::foreign::objects::{Node, PodSpec};
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::entries::{UnreadableNode, quota_labels};
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
+use crate::natural::natural;
 
 /// The unhealthy GPUs of a node according to gpushare's ConfigMap.
 #[derive(Debug, Default)]
@@ -52,12 +55,19 @@ impl State {
     fn set_node(&mut self, object: &Node) {
         let name = NodeName(object.metadata.name.clone());
         self.unlisted_nodes.remove(&name);
-        if object.spec.soft_taints.is_empty() {
+        let is_soft = |taint: &&Taint| taint.effect == TaintEffect::PreferNoSchedule;
+        let soft_taints: Vec<Taint> = object.spec.taints.iter().filter(is_soft).cloned().collect();
+        if soft_taints.is_empty() {
             self.soft_taints.remove(&name);
         } else {
-            self.soft_taints.insert(name.clone(), object.spec.soft_taints.clone());
+            self.soft_taints.insert(name.clone(), soft_taints);
         }
         let entry = self.overlaid(NodeEntry::read(object, &self.settings));
+        if entry.has_gpus() {
+            self.constraints.insert(name.clone(), constraint::of_node(object));
+        } else {
+            self.constraints.remove(&name);
+        }
         self.put_node(name, entry, quota_labels(object, &self.settings));
     }
 
@@ -104,6 +114,7 @@ impl State {
         }
         self.view.remove_node(name);
         self.soft_taints.remove(name);
+        self.constraints.remove(name);
         self.unlisted_nodes.remove(name);
     }
 
@@ -181,7 +192,12 @@ impl State {
 
     /// Returns the number of the node's PreferNoSchedule taints that the pod does not tolerate.
     pub(crate) fn untolerated_taints(&self, pod: &PodSpec, node: &str) -> usize {
-        self.soft_taints.get(node).map_or(0, |taints| untolerated(taints, &pod.soft_tolerations))
+        self.soft_taints.get(node).map_or(0, |taints| untolerated_soft(taints, &pod.tolerations))
+    }
+
+    /// Returns the properties of a GPU node that constraints of pods refer to.
+    pub(crate) fn constraints(&self, node: &NodeName) -> Option<&NodeConstraints> {
+        self.constraints.get(node)
     }
 
     /// Returns whether any node has PreferNoSchedule taints.
@@ -196,14 +212,14 @@ impl State {
         }
     }
 
-    /// Returns all nodes, sorted by name.
+    /// Returns all nodes, sorted by name as people count.
     pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeEntry)> {
         let readable = self.ledger().nodes().filter_map(|state| {
             let name = &state.node().name;
             Some((name, self.entry(name)?))
         });
         let mut all: Vec<_> = readable.chain(&self.unreadable).collect();
-        all.sort_by_key(|(name, _)| *name);
+        all.sort_by(|(a, _), (b, _)| natural(&a.0, &b.0));
         all
     }
 }

@@ -20,6 +20,8 @@ impl State {
         }
         match (pod.spec.asks_for_gpus(), pod.spec.node_name.is_empty()) {
             (true, true) => self.set_waiting(uid, pod),
+            // Users ask why such a pod waits, too.
+            (false, true) if !pod.spec.unserved_gpu_resources().is_empty() => self.set_waiting(uid, pod),
             (true, false) => self.set_placed(uid, pod),
             (false, true) => {}
             (false, false) => self.set_plain(&uid, &pod),

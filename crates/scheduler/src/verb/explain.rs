@@ -1,8 +1,13 @@
 //! Explains for every node and GPU why it can or cannot take a pod. Filter decides with the same code.
 
-use tessera_core::units::NodeName;
+use tessera_core::admission::{QuotaState, RejectReason};
+use tessera_core::constraint::NodeConstraints;
+use tessera_core::grant::PodGrant;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::Pod;
-use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
+use tessera_wire::tessera::explanation::{ClusterFacts, Explainer, NodeFacts};
+use tessera_wire::tessera::parsed_pod::BadPodObject;
 
 use crate::state::{GpuPod, State, StateAccess};
 
@@ -15,39 +20,67 @@ pub fn explain(
     name: &str,
 ) -> Option<Result<PodExplanation, BadPodObject>> {
     let matches = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
-    let find = |state: &State| state.gpu_pods().find(|(_, pod)| matches(pod)).map(|(_, pod)| pod.clone());
+    let find =
+        |state: &State| state.gpu_pods().find(|(_, pod)| matches(pod)).map(|(uid, pod)| pod.to_object(uid));
     let pod = access.with_state(find)?;
-    let parsed =
-        access.with_state(|state| ParsedPod::new(state, &pod.namespace, &pod.spec, &pod.annotations));
-    let node = pod.node.as_ref().map(ToString::to_string);
-    Some(parsed.map(|parsed| explain_on_all_nodes(access, &parsed, name, node)))
+    Some(explain_on_all_nodes(access, &pod, false))
 }
 
 /// Explains a pod that need not exist.
 pub fn what_if(access: &impl StateAccess, pod: &Pod) -> Result<PodExplanation, BadPodObject> {
-    let parsed = access.with_state(|state| ParsedPod::of(state, pod))?;
-    Ok(explain_on_all_nodes(access, &parsed, &pod.metadata.name, None))
+    explain_on_all_nodes(access, pod, true)
 }
 
 fn explain_on_all_nodes(
     access: &impl StateAccess,
-    pod: &ParsedPod<'_>,
-    name: &str,
-    placed_on: Option<String>,
-) -> PodExplanation {
-    let mut nodes = Vec::new();
-    access.for_each_node(|state, node| nodes.push(state.explain_on(node, pod)));
-    PodExplanation::new(pod.namespace, name, placed_on, pod.policy.to_string(), nodes)
+    pod: &Pod,
+    is_hypothetical: bool,
+) -> Result<PodExplanation, BadPodObject> {
+    let mut explainer = access.with_state(|state| Explainer::new(state, pod, is_hypothetical))?;
+    if !explainer.is_placed() {
+        access.for_each_node(|state, name| explainer.judge(state, name));
+    }
+    if explainer.needs_relief() {
+        access.for_each_node(|state, name| explainer.find_relief(state, name));
+    }
+    Ok(explainer.finish())
 }
 
-impl State {
-    /// Explains whether one node can take the pod.
-    pub(crate) fn explain_on(&self, name: &NodeName, pod: &ParsedPod<'_>) -> NodeExplanation {
-        let node = match self.readable_node(&name.0) {
-            Ok(node) => node,
-            Err(reason) => return NodeExplanation::rejected(&name.0, &reason.into()),
+impl ClusterFacts for State {
+    fn node(&self, name: &NodeName) -> Result<NodeFacts<'_>, RejectReason> {
+        static NONE: NodeConstraints = NodeConstraints {
+            unschedulable: false,
+            taints: Vec::new(),
+            labels: std::collections::BTreeMap::new(),
+            other_resources: std::collections::BTreeMap::new(),
         };
-        let request = pod.request(node.spec.unit);
-        NodeExplanation::new(&name.0, &request, self.admission(&node, pod, &request).verdict())
+        let node = self.readable_node(&name.0)?;
+        Ok(NodeFacts {
+            state: node.state,
+            unit: node.spec.unit,
+            dialects: node.spec.dialects,
+            quota_labels: node.quota_labels,
+            constraints: self.constraints(name).unwrap_or(&NONE),
+        })
+    }
+
+    fn quota(&self) -> QuotaState<'_> {
+        self.quota_state()
+    }
+
+    fn grants_on(&self, name: &NodeName) -> Vec<&PodGrant> {
+        self.ledger().grants_on(name).filter(|grant| self.pod(&grant.pod).is_some()).collect()
+    }
+
+    fn known_grant(&self, uid: &PodUid) -> Option<&PodGrant> {
+        self.ledger().grant(uid).filter(|grant| !self.is_set_aside(grant))
+    }
+
+    fn pod_name(&self, uid: &PodUid) -> Option<String> {
+        self.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name))
+    }
+
+    fn default_unit(&self) -> MemoryUnit {
+        self.memory_unit()
     }
 }

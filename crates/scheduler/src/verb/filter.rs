@@ -116,7 +116,7 @@ impl State {
 
     /// Returns the fitting nodes that kube-scheduler may choose from, in the order of the call.
     fn passed_on<'a>(&self, pod: &PodSpec, fitting: Vec<&'a str>, scores: &[f64]) -> Vec<&'a str> {
-        if self.pass_on() == PassOn::All || pod.prefers_nodes || pod.prefers_spreading {
+        if self.pass_on() == PassOn::All || pod.affinity.has_preferred || pod.spreading.has_preferred {
             return fitting;
         }
         let best = best(&fitting, scores);

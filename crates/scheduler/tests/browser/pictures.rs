@@ -45,6 +45,15 @@ pub(crate) async fn sample() -> Result<Cluster> {
         }
     }
     cluster.run(&pod("team-lab", "sweep-7", share(60, 40_960))).await?;
+    cluster.set_use(|pod| match pod["metadata"]["name"].as_str().unwrap_or_default() {
+        name if name.starts_with("llama-pretrain") => Some(690.0),
+        "detector-train-1" => Some(0.0),
+        name if name.starts_with("detector") => Some(260.0),
+        "ablation-3" => Some(0.2),
+        name if name.starts_with("notebook") => Some(3.0),
+        name if name.starts_with("smoke") => None,
+        _ => Some(35.0),
+    });
     Ok(cluster)
 }
 
@@ -77,7 +86,8 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
     let cluster = sample().await?;
     let url = |page: &str| cluster.replica.url(page);
     let shots = [
-        ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
+        ("overview-light", "#/overview", "light", "en", 1280, 1250, "Latest decisions"),
+        ("waste-light", "#/waste", "light", "en", 1280, 800, "Wasted GPUs"),
         ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
         ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
         ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "等待原因"),

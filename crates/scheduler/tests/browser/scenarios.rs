@@ -26,6 +26,9 @@ scenarios![
     a_new_pod_appears_without_a_reload,
     links_lead_from_the_list_to_a_node_and_a_pod,
     a_waiting_pod_is_explained,
+    the_four_questions_are_answered,
+    a_placed_pod_says_why,
+    waste_is_sorted_and_filtered_by_the_address,
     what_if_explains_and_changes_nothing,
     filters_are_stored_in_the_address,
     both_themes_apply,
@@ -45,7 +48,7 @@ scenarios![
 const TAB: char = '\u{E004}';
 const ENTER: char = '\u{E007}';
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "#/overview",
     "#/nodes",
     "#/node/v100-01",
@@ -53,6 +56,7 @@ const PAGES: [&str; 9] = [
     "#/pod/research/llama-finetune-0",
     "#/pod/inference/embedder-0",
     "#/quota",
+    "#/waste",
     "#/what-if",
     "#/decisions",
 ];
@@ -159,7 +163,7 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     browser.click(".pod-row a").await?;
     for text in [
         "Why it waits",
-        "Fits on none of 4 nodes now.",
+        "The GPUs of 0 of 4 nodes would do.",
         "What stands in the way",
         "fewer than 9 GPUs",
         "Evictions would not help",
@@ -173,6 +177,70 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     cluster.run(&pod("team", "another", share(20, 1_024))).await?;
     browser.until_text("GPU 0").await?;
     browser.until("document.querySelector('details').open").await
+}
+
+/// How full, who holds what, why does my pod wait, and who wastes what they hold: the overview answers or leads to it.
+async fn the_four_questions_are_answered(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    visit(browser, &cluster, "").await?;
+    browser.until_text("Idle but held").await?;
+    let titles = "[...document.querySelectorAll('.figure-card h2')].map(title => title.innerText).join()";
+    let expected = "Pods waiting,Problems,Idle but held,Allocated,Used,Free capacity";
+    browser.until(&format!("{titles} === '{expected}'")).await?;
+    // How full: allocated and used, with their history.
+    browser
+        .until("document.querySelector('svg.spark .held') && document.querySelector('svg.spark .used')")
+        .await?;
+    // Who holds what.
+    browser.until_text("Usage by namespace").await?;
+    // Who wastes what they hold.
+    browser
+        .until("document.querySelector('.waste tbody th').innerText.includes('team-vision/detector-train-1')")
+        .await?;
+    browser.click(".figure-card[href*='waste?state=idle']").await?;
+    browser.until("location.hash === '#/waste?state=idle'").await?;
+    browser.until("document.querySelectorAll('.waste tbody tr').length === 2").await?;
+    // Why does my pod wait: kube-scheduler's own word comes first, and the pod is never said to fit.
+    let path = "/api/v1/namespaces/team-lab/pods/sweep-7/status";
+    let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/16 nodes are available: 16 Insufficient ephemeral-storage.", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    cluster
+        .api
+        .patch(path, &json!({"status": {"phase": "Pending", "conditions": [condition]}}))
+        .map_err(|problem| anyhow::anyhow!("{problem}"))?;
+    visit(browser, &cluster, "#/pods?state=waiting").await?;
+    browser.until_text("16 Insufficient ephemeral-storage").await?;
+    visit(browser, &cluster, "#/pod/team-lab/sweep-7").await?;
+    browser
+        .until("document.querySelector('.explanation p').innerText.startsWith('kube-scheduler: 0/16 nodes are available')")
+        .await?;
+    let fits = browser.eval("/\\bfits\\b/i.test(document.querySelector('main').innerText)").await?;
+    ensure!(fits == json!(false), "the pod waits");
+    Ok(())
+}
+
+async fn a_placed_pod_says_why(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    cluster.run(&pod("team", "half", share(50, 4_096))).await?.context("there is room")?;
+    visit(browser, &cluster, "#/pod/team/half").await?;
+    browser.until_text("Where it is, and why").await?;
+    browser.until_text("On node").await?;
+    // The reason comes from the pod's annotations, so it outlives the log of decisions.
+    let reason = "document.querySelector('.explanation p:nth-child(2)').innerText";
+    browser.until(&format!("{reason}.length > 10 && !{reason}.includes('does not say')")).await
+}
+
+async fn waste_is_sorted_and_filtered_by_the_address(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    visit(browser, &cluster, "#/waste?namespace=team-vision&sort=pod").await?;
+    browser.until("document.querySelectorAll('.waste tbody tr').length > 2").await?;
+    let names = "[...document.querySelectorAll('.waste tbody th a')].map(name => name.innerText)";
+    browser.until(&format!("{names}.every(name => name.startsWith('team-vision/'))")).await?;
+    browser.until(&format!("{names}.join() === {names}.toSorted().join()")).await?;
+    browser.click(".waste thead th:nth-child(5) a").await?;
+    browser.until("location.hash.includes('sort=wasted')").await?;
+    browser.until(&format!("{names}[0] === 'team-vision/detector-train-1'")).await?;
+    browser.until_text("is unknown and not shown").await
 }
 
 async fn what_if_explains_and_changes_nothing(browser: &Browser) -> Result<()> {

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tessera_scheduler::dashboard::decisions::{Decision, DecisionOutcome};
-use tessera_scheduler::dashboard::view::{ListQuery, cluster, explanation, node as one, nodes, pods, quota};
+use tessera_scheduler::dashboard::usage::UsageLog;
+use tessera_scheduler::dashboard::view::{
+    ListQuery, cluster, explanation, node as one, nodes, pods, quota, waste,
+};
 use tessera_scheduler::state::{State, StateEvent};
 
 use crate::fixtures::*;
@@ -170,6 +173,7 @@ fn pod_list_applies_every_filter_and_details_show_grants() {
     };
     check("", &["odd", "waits", "a", "b", "c"]);
     check("state=waiting", &["odd", "waits"]);
+    check("sort=name", &["a", "b", "c", "odd", "waits"]);
     check("state=placed", &["a", "b", "c"]);
     check("dialect=vcuda", &["a", "b"]);
     check("model=T4", &["a", "b", "c"]);
@@ -236,13 +240,13 @@ fn waiting_pods_show_the_reasons_of_the_newest_decision() {
 fn explanation_counts_match_the_explain_verb() {
     let state = some();
     for name in ["waits", "a"] {
-        let question = explanation::question(&state, "team", name).unwrap();
-        let sums = explanation::explain(&state, &question);
+        let sums = explanation::of_pod(&state, "team", name).unwrap();
         let listed = tessera_scheduler::verb::explain::explain(&state, "team", name).unwrap().unwrap();
-        assert_eq!((sums.nodes, sums.policy), (listed.nodes.len(), listed.policy));
-        assert_eq!(sums.fitting, listed.nodes.iter().filter(|view| view.fits).count());
+        assert_eq!((sums.checked, &sums.explanation.policy), (listed.nodes.len(), &listed.policy));
+        assert_eq!(sums.would_do, listed.nodes.iter().filter(|view| view.would_do).count());
         let refused: usize = sums.refusals.iter().map(|refusal| refusal.nodes).sum();
-        assert_eq!(sums.fitting + refused, sums.nodes);
+        assert_eq!(sums.would_do + refused, sums.checked);
+        assert_eq!(sums.explanation.summary, listed.summary);
         for refusal in &sums.refusals {
             let alike = listed.nodes.iter().filter(|view| view.reason.as_deref() == Some(&refusal.reason));
             assert_eq!(alike.count(), refusal.nodes, "{}", refusal.reason);
@@ -251,20 +255,18 @@ fn explanation_counts_match_the_explain_verb() {
     }
     let mut odd = parse(&whole("odd", 1));
     odd.metadata.annotations.insert("tessera.dev/policy".into(), "<b>bold</b>".into());
-    let refused = json_of(explanation::explain(&state, &odd));
+    let refused = json_of(explanation::what_if(&state, &odd));
     assert!(refused["problem"].as_str().unwrap().contains("<b>bold</b>"), "{refused}");
-    assert!(explanation::question(&state, "team", "nobody").is_none());
+    assert!(explanation::of_pod(&state, "team", "nobody").is_none());
 }
 
 #[test]
-fn explanation_leaves_cpu_to_kube_scheduler() {
+fn filter_leaves_cpu_to_kube_scheduler_and_explanations_do_not() {
     let state = state(&[node("n", 2, "GiB")]);
     let greedy = pod("greedy", &[("nvidia.com/gpu", "1"), ("cpu", "1000")]);
-    let explained = explanation::explain(&state, &parse(&greedy));
-    assert_eq!(
-        (explained.fitting, super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len()),
-        (1, 1)
-    );
+    let explained = explanation::what_if(&state, &parse(&greedy));
+    assert_eq!((explained.would_do, explained.refusals[0].reason.as_str()), (0, "not enough CPU"));
+    assert_eq!(super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len(), 1);
 }
 
 #[test]
@@ -287,4 +289,61 @@ fn quota_view_shows_limits_and_usage() {
     let problem = "the limits of namespace broken in the ConfigMap cannot be read: ";
     assert!(view[0]["problem"].as_str().unwrap().starts_with(problem), "{view}");
     assert_eq!((&view[1]["namespace"], view[1].get("problem")), (&json!("team"), None));
+}
+
+/// The oldest waiting pod comes first, and lists can be sorted by age.
+#[test]
+fn pods_are_sorted_by_age() {
+    let mut state = state(&[node("node-2", 2, "GiB"), node("node-10", 2, "GiB")]);
+    for (name, created) in [("new", "2026-01-03T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")] {
+        let mut pod = whole(name, 8);
+        pod["metadata"]["creationTimestamp"] = created.into();
+        set_pod(&mut state, &pod);
+    }
+    let names = |text: &str| -> Vec<String> {
+        pods::pods(&state, &filter(text)).items.into_iter().map(|pod| pod.name).collect()
+    };
+    assert_eq!(
+        (names(""), names("sort=youngest")),
+        (vec!["old".into(), "new".into()], vec!["new".into(), "old".into()])
+    );
+    let nodes: Vec<String> =
+        nodes::nodes(&state, &filter("")).items.into_iter().map(|node| node.name).collect();
+    assert_eq!(nodes, ["node-2", "node-10"], "nodes are in the order in which people count");
+}
+
+/// A pod that holds a GPU without work is waste, and a pod whose use is unknown is not.
+#[test]
+fn waste_compares_what_pods_hold_with_what_they_use() {
+    let mut state = state(&[node("n", 4, "GiB")]);
+    for pod in [whole("idle", 1), share("half", 50), whole("hidden", 1), whole("busy", 1)] {
+        bind(&mut state, &pod, "n");
+    }
+    let container = |name: &str, busy: f64| {
+        json!({"namespace": "team", "pod": name, "uid": format!("uid-{name}"), "container": "main",
+               "gpus": [{"uuid": "g", "index": 0, "busyPercent": busy, "memoryUsedMiB": 10}]})
+    };
+    let used = json!({"gpus": [], "containers": [container("idle", 0.0), container("half", 10.0), container("busy", 100.0),
+        {"namespace": "team", "pod": "hidden", "uid": "uid-hidden", "container": "main", "gpus": [{"uuid": "g", "index": 2}]}]});
+    let mut log = UsageLog::default();
+    log.observe(1000, "n", &serde_json::from_value(used).unwrap());
+    log.end_round(1000, 3.5);
+    let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS));
+    assert_eq!((&view["heldGpus"], &view["unknownPods"]), (&json!(3.5), &json!(1)));
+    assert_eq!((&view["idlePods"], &view["idleGpus"]), (&json!(1), &json!(1.0)));
+    let rows: Vec<(&Value, &Value, &Value)> = view["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| (&pod["name"], &pod["wastedGpus"], &pod["idle"]))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (&json!("idle"), &json!(1.0), &json!(true)),
+            (&json!("half"), &json!(0.4), &json!(false)),
+            (&json!("busy"), &json!(0.0), &json!(false)),
+        ]
+    );
+    assert_eq!(view["history"], json!([{"unixMillis": 1000, "held": 3.5}]));
 }

@@ -64,7 +64,7 @@ async fn every_response_has_security_headers_and_the_api_is_read_only() {
     let question =
         json!({"metadata": {"name": "supposed"}, "spec": whole("supposed", 1)["spec"]}).to_string();
     let (code, answer) = replica.call("POST", "/api/v1/what-if", question).await;
-    assert_eq!((code, &parse_json(&String::from_utf8(answer).unwrap())["fitting"]), (200, &json!(2)));
+    assert_eq!((code, &parse_json(&String::from_utf8(answer).unwrap())["wouldDo"]), (200, &json!(2)));
     assert_eq!(replica.call("POST", "/api/v1/what-if", "nonsense").await.0, 400);
     assert_eq!(replica.call("POST", "/api/v1/what-if", vec![b' '; 3 << 20]).await.0, 400);
 }

@@ -1,6 +1,7 @@
 //! Simulated containers: a directory in `/proc` and a line of GPU usage.
 //!
-//! Each container uses the GPUs it was given and stays a little below the request of its pod.
+//! Each container uses the GPUs it was given and stays a little below the request of its pod. Containers with the
+//! names [`GREEDY`] and [`IDLE`] do not.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,12 @@ struct Process {
     pid: u32,
     lines: String,
 }
+
+/// Name of a container that uses a third more than its share.
+pub const GREEDY: &str = "greedy";
+
+/// Name of a container that holds GPUs and never computes.
+pub const IDLE: &str = "idle";
 
 /// Environment variable with the GPUs of a container.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -74,7 +81,7 @@ impl Containers {
         fs::write(directory.join("comm"), "python3\n")?;
         fs::write(directory.join("stat"), stat(pid))?;
         let seed = of_text(pod) ^ of_text(container);
-        let lines = visible.iter().map(|gpu| line(pid, gpu, hold, seed)).collect();
+        let lines = visible.iter().map(|gpu| line(pid, gpu, hold, seed, container)).collect();
         running.by_pod.entry(pod.to_owned()).or_default().push(Process { pid, lines });
         self.write(&running)
     }
@@ -97,14 +104,21 @@ impl Containers {
     }
 }
 
-fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64) -> String {
+fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64, container: &str) -> String {
     let (compute_percent, memory) = match hold {
         Hold::Whole => (100, gpu.memory.0),
         Hold::Share { compute_percent, memory } => (compute_percent.0, memory.0),
     };
     // A container uses 55 to 95 % of its limit. A container without compute of its own uses 3 %.
-    let part = 55 + scatter(seed ^ u64::from(gpu.index.0)) % 41;
-    let busy = if compute_percent == 0 { 3 } else { u64::from(compute_percent) * part / 100 };
+    let part = match container {
+        GREEDY => 133,
+        _ => 55 + scatter(seed ^ u64::from(gpu.index.0)) % 41,
+    };
+    let busy = match compute_percent {
+        _ if container == IDLE => 0,
+        0 => 3,
+        _ => u64::from(compute_percent) * part / 100,
+    };
     let line =
         json!({ "pid": pid, "gpu": gpu.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
     format!("{line}\n")

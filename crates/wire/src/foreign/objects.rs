@@ -46,6 +46,9 @@ pub struct Metadata {
     /// Annotations, for example the grant of a pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
+    /// Time when the object was created, in RFC 3339 form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<String>,
     /// Time when the deletion of the object began, or `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<String>,
@@ -53,13 +56,19 @@ pub struct Metadata {
 
 /// A condition in the status of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Condition {
     /// Type of the condition, such as `Ready` or `PodScheduled`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
+    /// Reason in one word, such as `Unschedulable`.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Time of the last change of `status`, in RFC 3339 form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<String>,
     /// Human-readable message.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,

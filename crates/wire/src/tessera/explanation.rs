@@ -1,55 +1,139 @@
-//! Explains for each node and GPU why a pod fits or not. The scheduler serves this JSON at
-//! `/explain` and `/what-if`, and the kubectl plugin prints it.
+//! Explains for each node and GPU why it can or cannot take a pod. The scheduler serves this JSON
+//! at `/explain` and `/what-if`, and the dashboard and the kubectl plugin show it.
+//!
+//! A pod that waits is never said to fit. kube-scheduler's own report comes first; Tessera adds on
+//! which nodes the GPUs would do, and which constraints of the pod it cannot check.
+
+mod explainer;
+mod request_text;
 
 use serde::{Deserialize, Serialize};
 use tessera_core::admission::{NodeVerdict, Rejection};
+use tessera_core::constraint::UnmetConstraint;
 use tessera_core::request::PodRequest;
-use tessera_core::units::Count;
 
-/// Whether and where a pod fits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+use crate::foreign::objects::Condition;
+
+pub use self::explainer::{ClusterFacts, Explainer, NodeFacts};
+
+/// Where a pod is or would be, and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct PodExplanation {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
     pub pod: String,
-    /// Node of the pod, or `None` if it waits.
+    /// Requests of the pod, as in a manifest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub asks: Vec<String>,
+    /// Node of the pod, or `None` if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_on: Option<String>,
+    /// GPUs that the pod holds, if it is placed and they are known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<String>,
+    /// Reason for the choice of these GPUs, if the pod's annotations contain it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement_reason: Option<String>,
+    /// True if the pod exists and has no node.
+    pub waits: bool,
+    /// Last report of kube-scheduler on a pod that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// Constraints of the pod that only kube-scheduler checks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unchecked: Vec<String>,
+    /// Requested GPU resources that Tessera does not serve.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<String>,
     /// Placement policy of the pod.
     pub policy: String,
     /// Summary in one sentence.
     pub summary: String,
     /// All nodes, sorted by name.
     pub nodes: Vec<NodeExplanation>,
+    /// Pods whose end would make room, by node, fewest pods first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub relief: Vec<Relief>,
+    /// Smaller requests for which GPUs are free now, each with a node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub smaller: Vec<SmallerRequest>,
+    /// Number of pods like a hypothetical one that fit on each node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub room: Vec<Room>,
+}
+
+/// Report of kube-scheduler on a pod that it did not place, from the pod's condition.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KubeSchedulerReport {
+    /// Reason in one word: `Unschedulable`, `SchedulingGated` or `SchedulerError`.
+    pub reason: String,
+    /// Message, such as `0/3 nodes are available: ...`.
+    pub message: String,
+    /// Time of the report, in RFC 3339 form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+}
+
+/// Pods of one node whose end would make room for the pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Relief {
+    /// Name of the node.
+    pub node: String,
+    /// Pods as NAMESPACE/NAME.
+    pub pods: Vec<String>,
+}
+
+/// A smaller request for which a node has free GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SmallerRequest {
+    /// The request, as in a manifest.
+    pub request: String,
+    /// Name of the node.
+    pub node: String,
+}
+
+/// Number of pods that fit on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Room {
+    /// Name of the node.
+    pub node: String,
+    /// Number of pods.
+    pub pods: usize,
 }
 
 /// Verdict of one node.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct NodeExplanation {
     /// Name of the node.
     pub node: String,
-    /// True if the pod fits on the node now.
+    /// True if a hypothetical pod fits on the node now. Never true for a pod that waits.
     pub fits: bool,
-    /// Score of the node; a higher score is better.
+    /// True if the node passes every check that Tessera can make, so that its GPUs would do.
+    pub would_do: bool,
+    /// Rank among the nodes that would do; 1 is the best node.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub score: Option<f64>,
+    pub rank: Option<usize>,
     /// GPUs that the pod would get, by container.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<ContainerGpus>,
-    /// Reason why the pod does not fit, with the text of the scheduler's event.
+    /// Reason why the node cannot take the pod, with the text of the scheduler's event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// True if evictions could make the pod fit.
+    /// True if evictions could make room for the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub may_resolve: Option<bool>,
     /// Container that found no GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// Every GPU of the node with the reason it cannot serve that container; `null` if it can.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_reasons: Vec<GpuReason>,
 }
 
@@ -72,28 +156,25 @@ pub struct GpuReason {
 }
 
 impl PodExplanation {
-    /// Creates the explanation and its summary from the verdicts of all nodes.
+    /// Returns the nodes that would do, best first.
     #[must_use]
-    pub fn new(
-        namespace: &str,
-        pod: &str,
-        placed_on: Option<String>,
-        policy: String,
-        nodes: Vec<NodeExplanation>,
-    ) -> Self {
-        let fitting = nodes.iter().filter(|view| view.fits).count();
-        let summary = match &placed_on {
-            Some(node) => format!("placed on node {node}"),
-            None => format!("fits on {fitting} of {}", Count(nodes.len(), "node")),
-        };
-        Self { namespace: namespace.to_owned(), pod: pod.to_owned(), placed_on, policy, summary, nodes }
+    pub fn best(&self) -> Vec<&NodeExplanation> {
+        let mut best: Vec<&NodeExplanation> = self.nodes.iter().filter(|view| view.would_do).collect();
+        best.sort_by_key(|view| view.rank);
+        best
+    }
+}
+
+impl From<Condition> for KubeSchedulerReport {
+    fn from(condition: Condition) -> Self {
+        let Condition { reason, message, last_transition_time, .. } = condition;
+        Self { reason, message, since: last_transition_time }
     }
 }
 
 impl NodeExplanation {
-    /// Converts a node's verdict on `request`.
-    #[must_use]
-    pub fn new(node: &str, request: &PodRequest, verdict: NodeVerdict) -> Self {
+    /// Converts a node's verdict on `request`. Returns the score too, by which nodes are ranked.
+    fn new(node: &str, request: &PodRequest, verdict: NodeVerdict) -> (Self, Option<f64>) {
         match verdict {
             NodeVerdict::Fits(placement) => {
                 let grants = placement.grants(request).into_iter();
@@ -101,15 +182,15 @@ impl NodeExplanation {
                     gpus: grant.holds.iter().map(|(gpu, _)| gpu.0).collect(),
                     container: grant.container,
                 });
-                Self { fits: true, score: Some(placement.score), gpus: gpus.collect(), ..Self::empty(node) }
+                let view = Self { would_do: true, gpus: gpus.collect(), ..Self::of(node) };
+                (view, Some(placement.score))
             }
-            NodeVerdict::Rejected(rejection) => Self::rejected(node, &rejection),
+            NodeVerdict::Rejected(rejection) => (Self::rejected(node, &rejection), None),
         }
     }
 
     /// Converts the rejection of a node.
-    #[must_use]
-    pub fn rejected(node: &str, rejection: &Rejection) -> Self {
+    fn rejected(node: &str, rejection: &Rejection) -> Self {
         let gpu_reasons = rejection.gpus.iter();
         let gpu_reasons = gpu_reasons
             .map(|(gpu, reason)| GpuReason { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
@@ -118,20 +199,16 @@ impl NodeExplanation {
             may_resolve: Some(rejection.reason.may_resolve()),
             container: rejection.container.clone(),
             gpu_reasons: gpu_reasons.collect(),
-            ..Self::empty(node)
+            ..Self::of(node)
         }
     }
 
-    fn empty(node: &str) -> Self {
-        Self {
-            node: node.to_owned(),
-            fits: false,
-            score: None,
-            gpus: Vec::new(),
-            reason: None,
-            may_resolve: None,
-            container: None,
-            gpu_reasons: Vec::new(),
-        }
+    /// Converts a constraint that the node does not meet. No eviction changes it.
+    fn unmet(node: &str, constraint: &UnmetConstraint) -> Self {
+        Self { reason: Some(constraint.to_string()), may_resolve: Some(false), ..Self::of(node) }
+    }
+
+    fn of(node: &str) -> Self {
+        Self { node: node.to_owned(), ..Self::default() }
     }
 }

@@ -22,6 +22,10 @@ use crate::foreign::pod_spec::{BadPod, Claim};
 /// Key of Tessera's annotation.
 pub const KEY: &str = "tessera.dev/grant";
 
+/// Key of the annotation that says why the scheduler chose the GPUs of a pod. It outlives the log of
+/// decisions.
+pub const REASON_KEY: &str = "tessera.dev/placement-reason";
+
 /// Annotations by key.
 pub type Annotations = BTreeMap<String, String>;
 
@@ -74,7 +78,7 @@ struct GpuEntry {
 /// and agents may write these keys.
 #[must_use]
 pub fn is_key(key: &str) -> bool {
-    key == KEY || dialects::is_key(key)
+    key == KEY || key == REASON_KEY || dialects::is_key(key)
 }
 
 /// Returns whether only pods that a scheduler placed may have `key`.

@@ -131,7 +131,7 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
         for reason in &reasons {
             ensure!(event.contains(&format!("2 {reason}")), "{name}: {reason:?} is not in {event:?}");
         }
-        ensure!(answer["kubeScheduler"] == event.as_str(), "{answer}");
+        ensure!(answer["kubeScheduler"]["message"] == event.as_str(), "{answer}");
         site.harness.note(&format!("{name}: kube-scheduler reports {event:?}, explain reports {reasons:?}"));
         site.cluster.pods().delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;
     }

@@ -180,6 +180,18 @@ fn escaped(world: &mut World) -> Vec<(String, usize)> {
 }
 
 #[test]
+fn a_pod_that_is_ending_is_not_shown_as_escaped() {
+    let mut world = world();
+    for _ in 0..5 {
+        sample(&mut world, &[bare(107, "u")], &[]);
+    }
+    assert_eq!(escaped(&mut world), [("u".to_owned(), 1)]);
+    world.terminate("u");
+    sample(&mut world, &[bare(107, "u")], &[]);
+    assert!(escaped(&mut world).is_empty());
+}
+
+#[test]
 fn a_process_without_the_library_is_reported_once_and_counted() {
     let mut world = world();
     let processes = [bare(107, "u"), process(2, 109, "u", 10)];

@@ -263,6 +263,15 @@ impl World {
         }
     }
 
+    /// Begins the deletion of a pod. Its containers still run.
+    pub(super) fn terminate(&mut self, uid: &str) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.metadata.deletion_timestamp = Some("2026-11-15T05:00:00Z".to_owned());
+            let pod = pod.clone();
+            self.event(Event::PodApplied(Box::new(pod)));
+        }
+    }
+
     fn call(&mut self, event: impl FnOnce(CallId) -> Event) -> CallAnswer {
         self.calls += 1;
         let call = CallId(self.calls);

@@ -1,5 +1,7 @@
-//! Families of HAMi's monitor under their current and their earlier names. Values that only HAMi's
-//! own library knows are left out.
+//! Families of HAMi's monitor and scheduler under their current and their earlier names. Values that only
+//! HAMi's own library knows are left out.
+
+mod allocation;
 
 use tessera_wire::metrics::{
     Labels,
@@ -63,7 +65,7 @@ const SHARE_ROWS: [ShareRow; 5] = [
         Some("Device_last_kernel_of_container"),
         "Seconds since last kernel execution in container",
         |share, gpu| {
-            let since = share.total.last_busy.zip(gpu.last_success);
+            let since = share.total.and_then(|total| total.last_busy).zip(gpu.last_success);
             since.map(|(last, now)| (now - last).max(0.0).round()).into()
         },
     ),
@@ -92,6 +94,7 @@ const LEGACY: LabelNames = LabelNames {
 
 /// Writes the families under their current names.
 pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
+    allocation::write(snapshot, page);
     for (name, _, help, value) in GPU_ROWS {
         write_gpus(snapshot, page, &CURRENT, (name, help), value);
     }
@@ -113,6 +116,7 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
 
 /// Writes the families under their earlier names.
 pub(super) fn write_legacy(snapshot: &Snapshot, page: &mut MetricsPage) {
+    allocation::write_legacy(snapshot, page);
     for (_, name, help, value) in GPU_ROWS {
         name.into_iter().for_each(|name| write_gpus(snapshot, page, &LEGACY, (name, help), value));
     }

@@ -11,9 +11,9 @@ use tessera_node::gpus::ProcessMemory;
 use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use super::{
-    super::{Consumer, ContainerKey, GpuMeter, Meter, split_memory},
+    super::{Consumer, ContainerKey, GpuMeter, Meter, Tally, split_memory},
     ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, ShareSnapshot, Snapshot,
-    Sources,
+    Sources, UnknownUse,
 };
 use crate::controller::{ContainerView, View};
 
@@ -51,7 +51,8 @@ impl Snapshot {
                 ..GpuSnapshot::of(info, gpu_meter, reading)
             };
             let processes = processes_on(place, &gpu, gpu_meter, meter);
-            add_usage(&mut containers, place, &gpu, gpu_meter, view, &processes);
+            let unknown = unknown_use(&gpu, snapshot.sources);
+            add_usage(&mut containers, place, &gpu, gpu_meter, view, &processes, unknown);
             found.extend(processes);
             snapshot.gpus.push(gpu);
         }
@@ -197,6 +198,18 @@ fn processes_on(
     all
 }
 
+/// Returns why containers without a visible process on the GPU may still use it, or `None` if they
+/// do not use it.
+fn unknown_use(gpu: &GpuSnapshot, sources: Sources) -> Option<UnknownUse> {
+    match &gpu.reading {
+        None => Some(UnknownUse::GpuNotSampled),
+        Some(_) if !sources.processes => Some(UnknownUse::ProcessesHidden),
+        Some(_) if !sources.pods => Some(UnknownUse::PodsUnknown),
+        Some(reading) if reading.used.is_none() => Some(UnknownUse::ProcessesNotListed),
+        Some(_) => None,
+    }
+}
+
 /// Adds the usage of a GPU to its containers. Containers without a grant are added by their
 /// processes.
 fn add_usage(
@@ -206,6 +219,7 @@ fn add_usage(
     gpu_meter: &GpuMeter,
     view: &View,
     processes: &[(Consumer, ProcessSnapshot)],
+    unknown: Option<UnknownUse>,
 ) {
     let mut pids: BTreeMap<&ContainerKey, Vec<u32>> = BTreeMap::new();
     for (consumer, process) in processes {
@@ -234,12 +248,15 @@ fn add_usage(
     let busy = gpu.reading.as_ref().and_then(|reading| reading.busy.as_ref());
     for (key, container) in containers {
         for share in container.shares.iter_mut().filter(|share| share.gpu == place) {
-            // A container without a process is known to use nothing.
-            share.used = used.map(|split| split.containers.get(key).copied().unwrap_or(0));
-            share.busy = busy.map(|split| split.containers.get(key).copied().unwrap_or(0.0));
-            share.total =
-                gpu_meter.consumers.get(&Consumer::Container(key.clone())).copied().unwrap_or_default();
             share.pids = pids.get(key).cloned().unwrap_or_default();
+            share.unknown = unknown.filter(|_| share.pids.is_empty());
+            // A container without a process uses nothing, but only if its processes would be seen.
+            let is_known = share.unknown.is_none();
+            let (no_bytes, no_time) = (is_known.then_some(0), is_known.then_some(0.0));
+            share.used = used.and_then(|split| split.containers.get(key).copied().or(no_bytes));
+            share.busy = busy.and_then(|split| split.containers.get(key).copied().or(no_time));
+            let total = gpu_meter.consumers.get(&Consumer::Container(key.clone())).copied();
+            share.total = total.or_else(|| is_known.then(Tally::default));
         }
     }
 }

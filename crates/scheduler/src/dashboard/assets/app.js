@@ -10,6 +10,7 @@ import node from "./page-node.js";
 import pods from "./page-pods.js";
 import pod from "./page-pod.js";
 import quota from "./page-quota.js";
+import waste from "./page-waste.js";
 import whatIf from "./page-what-if.js";
 import decisions from "./page-decisions.js";
 
@@ -17,8 +18,8 @@ import decisions from "./page-decisions.js";
 // leaves the page. It returns `load()`, `draw(data)` and `cares(news)`. Optional are `every`, the
 // interval of reloads without news, and `pace(data)`, the minimum time between reloads. A page that
 // manages its own elements returns `mount(root)` and `told(news)` instead.
-const PAGES = { overview, nodes, node, pods, pod, quota, "what-if": whatIf, decisions };
-const IN_NAVIGATION = ["overview", "nodes", "pods", "quota", "what-if", "decisions"];
+const PAGES = { overview, nodes, node, pods, pod, waste, quota, "what-if": whatIf, decisions };
+const IN_NAVIGATION = ["overview", "nodes", "pods", "waste", "quota", "what-if", "decisions"];
 const BELONGS_TO = { node: "nodes", pod: "pods" };
 
 const THEMES = ["auto", "light", "dark"];

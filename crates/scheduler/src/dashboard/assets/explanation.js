@@ -1,19 +1,18 @@
-// Shows why a pod waits, or where a hypothetical pod would fit.
+// Shows why a pod waits, where it is and why, or where a hypothetical pod would fit.
 
 import { h } from "./dom.js";
-import { count, decimal, link } from "./format.js";
+import { count, link, moment } from "./format.js";
 import { bar } from "./tile.js";
 import { reason, t } from "./text.js";
 
 const nodeLink = (name) => h("a", { href: link("node", name) }, name);
 
-function best(views) {
+function best(views, waits) {
   return h("section", {},
-    h("h3", {}, t("explain.best")),
+    h("h3", {}, t(waits ? "explain.free-gpus" : "explain.best")),
     h("ul", { class: "plain places" }, views.map((view) => h("li", { "data-key": view.node },
       nodeLink(view.node), " ", h("span", { class: "muted" }, t("explain.wouldget")), " ",
-      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container && `${container.container}: `}${t("gpu.n", { n: container.gpus.join(", ") })}`)),
-      " ", h("span", { class: "muted figure" }, t("explain.score"), " ", decimal(view.score, 4))))));
+      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container && `${container.container}: `}${t("gpu.n", { n: container.gpus.join(", ") })}`))))));
 }
 
 function gpuReasons(view) {
@@ -37,12 +36,40 @@ function refusals(groups, all, title) {
         h("ul", { class: "plain" }, group.examples.map(gpuReasons)))))));
 }
 
+/** Shows what kube-scheduler itself says about a pod that waits. Its word comes first. */
+function verdict(found) {
+  const report = found.kubeScheduler;
+  if (!report) return h("p", { class: "lead" }, t("explain.unreported"));
+  return h("p", { class: "lead verdict" }, h("strong", {}, "kube-scheduler: "), report.message || report.reason,
+    report.since && h("span", { class: "muted" }, ` (${t("explain.since", { when: moment(report.since) })})`));
+}
+
+function summary(found) {
+  const values = { n: count(found.wouldDo), all: count(found.checked) };
+  const key = found.waits ? "explain.would-do" : found.wouldDo > 0 ? "explain.fits" : "explain.nowhere";
+  return h("p", { class: found.waits ? "" : "lead" }, t(key, values), " ", h("span", { class: "muted" }, t("explain.policy", { policy: found.policy })));
+}
+
+/** Shows where a placed pod is and why it got these GPUs. */
+export function placement(found) {
+  return h("div", { class: "explanation" },
+    h("p", { class: "lead" }, t("explain.placed"), " ", nodeLink(found.placedOn), found.holds?.length > 0 && `: ${found.holds.join(" · ")}`),
+    h("p", { class: found.placementReason ? "" : "muted" }, found.placementReason ?? t("explain.no-reason")));
+}
+
 export function explanation(found) {
   if (found.problem) return h("p", { class: "bad" }, t("pod.problem"), ": ", found.problem);
+  if (found.placedOn) return placement(found);
   return h("div", { class: "explanation" },
-    h("p", { class: "lead" },
-      found.fitting > 0 ? t("explain.fits", { n: count(found.fitting), all: count(found.nodes) }) : t("explain.nowhere", { all: count(found.nodes) }),
-      " ", h("span", { class: "muted" }, t("explain.policy", { policy: found.policy }))),
-    found.best.length > 0 && best(found.best),
-    found.refusals.length > 0 && refusals(found.refusals, found.nodes, t(found.fitting > 0 ? "explain.refusals" : "explain.obstacles")));
+    found.waits && verdict(found),
+    found.unserved?.length > 0 && h("p", { class: "warn" }, t("explain.unserved", { resources: found.unserved.join(", ") })),
+    summary(found),
+    found.unchecked?.length > 0 && h("p", { class: "muted" }, t("explain.unchecked", { constraints: found.unchecked.join(", ") })),
+    found.best.length > 0 && best(found.best, found.waits),
+    found.roomTotal > 0 && h("p", {}, t("explain.room", { n: count(found.roomTotal) })),
+    found.relief?.length > 0 && h("section", {}, h("h3", {}, t("explain.relief")),
+      h("ul", { class: "plain" }, found.relief.map((one) => h("li", { "data-key": one.node }, nodeLink(one.node), ": ", one.pods.join(", "))))),
+    found.smaller?.length > 0 && h("section", {}, h("h3", {}, t("explain.smaller")),
+      h("ul", { class: "plain" }, found.smaller.map((one) => h("li", { "data-key": one.request }, h("span", { class: "chip" }, one.request), " ", nodeLink(one.node))))),
+    found.refusals.length > 0 && refusals(found.refusals, found.checked, t(found.wouldDo > 0 ? "explain.refusals" : "explain.obstacles")));
 }

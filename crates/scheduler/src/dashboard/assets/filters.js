@@ -9,7 +9,7 @@ export const DIALECTS = ["nvidia", "gputopology", "gpushare", "vcuda"];
 
 /** Creates the filter form of a page. `states` lists its states as [value, text]; each change
  *  calls `changed(parameters)`. */
-export async function filterForm(page, parameters, { states, fullness, changed, signal }) {
+export async function filterForm(page, parameters, { states, fullness, sorts, changed, signal }) {
   const { models, namespaces } = await get("cluster", signal);
   const values = { ...parameters };
   let timer;
@@ -47,6 +47,7 @@ export async function filterForm(page, parameters, { states, fullness, changed, 
     choice("model", t("model"), [...new Set(models.map((view) => view.model))].map((name) => [name, model(name)])),
     choice("dialect", t("dialect"), DIALECTS.map((name) => [name, name])),
     choice("state", t("state"), states),
+    sorts && choice("sort", t("filter.sort"), sorts),
     fullness && choice("fullness", t("fullness"), [0, 1, 2, 3, 4, 5].map((grade) => [String(grade), t(`fullness.${grade}`)])),
     clear);
 }

@@ -18,6 +18,20 @@ export function memory(mib) {
 
 export const time = (millis) => new Intl.DateTimeFormat(language(), { timeStyle: "medium" }).format(millis);
 
+/** Formats a time of the API server, with the date if it is not today. */
+export function moment(text) {
+  const then = new Date(text);
+  const today = then.toDateString() === new Date().toDateString();
+  return new Intl.DateTimeFormat(language(), today ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" }).format(then);
+}
+
+/** Formats the time since `text` with its largest unit, such as 3 h. */
+export function age(text) {
+  const seconds = Math.max(0, (Date.now() - new Date(text)) / 1000);
+  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, size]) => seconds >= size) ?? ["second", 1];
+  return number(Math.floor(seconds / size), { style: "unit", unit, unitDisplay: "short" });
+}
+
 /** Describes the GPU request of a container. */
 export function ask({ gpus, compute, memoryMiB }) {
   if (gpus !== undefined) return t("ask.gpus", { n: count(gpus) });

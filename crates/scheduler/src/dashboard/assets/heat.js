@@ -9,6 +9,13 @@ const LEAST_GROUP = 150;
 const MOVES = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 const grade = (percent) => GRADES.findIndex((most) => percent <= most);
 
+/** Tells whether a computed colour is dark, so that text on it must be light. */
+function isDark(colour) {
+  const [red = 0, green = 0, blue = 0] = (colour.match(/[\d.]+/g) ?? []).map(Number);
+  const scale = colour.startsWith("color(") ? 255 : 1;
+  return (0.299 * red + 0.587 * green + 0.114 * blue) * scale < 140;
+}
+
 /** Creates the map. `update(groups)` paints new data. */
 export function heatMap(signal) {
   let groups = [];
@@ -60,6 +67,12 @@ export function heatMap(signal) {
     for (const square of squares) {
       ink.fillStyle = paints[grade(square.percent)];
       ink.fillRect(square.x, square.y, size, size);
+      if (size >= 34) {
+        // Large squares show the end of the name, which tells nodes apart.
+        ink.fillStyle = isDark(paints[grade(square.percent)]) ? "#fff" : "#222";
+        ink.font = `10px ${style.fontFamily}`;
+        ink.fillText(square.name.slice(-5), square.x + 3, square.y + size - 5, size - 6);
+      }
       if (square.trouble) {
         ink.strokeStyle = red;
         ink.lineWidth = 2;

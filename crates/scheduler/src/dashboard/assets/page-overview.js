@@ -5,6 +5,8 @@ import { h } from "./dom.js";
 import { colour, count, decimal, link, memory, model, percent } from "./format.js";
 import { heatMap } from "./heat.js";
 import { decisionList } from "./page-decisions.js";
+import { wasteTable } from "./page-waste.js";
+import { sparkline } from "./spark.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
 
@@ -13,23 +15,25 @@ function figure(title, value, note, { parts, whole, href, tone } = {}) {
   return h(href ? "a" : "section", { class: "card figure-card", href }, content);
 }
 
-function figures({ gpus, fragmentation, ...cluster }) {
-  const of = (part, whole) => ({ part: decimal(part), whole: decimal(whole) });
+/** The four questions: what waits or is broken, who holds without use, how full it is. */
+function figures({ gpus, fragmentation, ...cluster }, waste) {
   const { left, useless } = fragmentation;
   const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes;
+  const used = waste.usedGpus;
   return h("div", { class: "figures" },
-    figure(t("over.taken"), percent(gpus.taken, gpus.total), t("over.taken.note", of(gpus.taken, gpus.total)), { parts: [["accent", gpus.taken]], whole: gpus.total }),
-    figure(t("memory"), percent(gpus.memoryHeldMiB, gpus.memoryMiB), t("over.memory.note", { part: memory(gpus.memoryHeldMiB), whole: memory(gpus.memoryMiB) }),
-      { parts: [["accent", gpus.memoryHeldMiB]], whole: gpus.memoryMiB }),
-    figure(t("compute"), percent(gpus.computeHeld, 100 * gpus.total), t("over.compute.note", of(gpus.computeHeld / 100, gpus.total)),
-      { parts: [["accent", gpus.computeHeld]], whole: 100 * gpus.total }),
-    figure(t("over.left"), decimal(left), t("over.left.note", { useless: decimal(useless), left: decimal(left) }),
-      { parts: [["accent", left - useless], ["lost", useless]], whole: left }),
     figure(t("over.waiting"), count(cluster.waitingPods), t("over.waiting.note", { n: count(cluster.placedPods) }),
       { href: link("pods", { state: "waiting" }), tone: cluster.waitingPods > 0 ? "warn" : "" }),
     figure(t("over.trouble"), count(trouble),
       t("over.trouble.note", { unhealthy: count(gpus.unhealthy), overbooked: count(gpus.overbooked), unreadable: count(cluster.unreadableNodes) }),
-      { href: link("nodes", { state: "trouble" }), tone: trouble > 0 ? "bad" : "good" }));
+      { href: link("nodes", { state: "trouble" }), tone: trouble > 0 ? "bad" : "good" }),
+    figure(t("over.idle"), count(waste.idlePods), t("over.idle.note", { gpus: decimal(waste.idleGpus) }),
+      { href: link("waste", { state: "idle" }), tone: waste.idlePods > 0 ? "warn" : "good" }),
+    figure(t("over.taken"), percent(gpus.taken, gpus.total), t("over.taken.note", { part: decimal(gpus.taken), whole: decimal(gpus.total) }),
+      { parts: [["accent", gpus.taken]], whole: gpus.total }),
+    figure(t("over.used"), used === undefined ? "–" : percent(used, gpus.total), used === undefined ? t("over.used.unknown") : t("over.used.note", { part: decimal(used), whole: decimal(gpus.taken) }),
+      { parts: [["accent", used ?? 0]], whole: gpus.total, href: link("waste") }),
+    figure(t("over.left"), decimal(left), t("over.left.note", { useless: decimal(useless), left: decimal(left) }),
+      { parts: [["accent", left - useless], ["lost", useless]], whole: left }));
 }
 
 function modelTable(models) {
@@ -67,16 +71,23 @@ export default function overview({ signal }) {
   const map = heatMap(signal);
   return {
     async load() {
-      const [cluster, groups, decisions] = await Promise.all([get("cluster", signal), get("map", signal), get(query("decisions", { limit: 60 }), signal)]);
-      return { cluster, groups, decisions };
+      const [cluster, groups, decisions, waste] = await Promise.all([
+        get("cluster", signal), get("map", signal), get(query("decisions", { limit: 60 }), signal), get("waste", signal)]);
+      return { cluster, groups, decisions, waste };
     },
-    draw({ cluster, groups, decisions }) {
+    every: 15000,
+    draw({ cluster, groups, decisions, waste }) {
       requestAnimationFrame(() => map.update(groups));
       return [
         h("div", { class: "page-head" }, h("h1", {}, t("overview")),
           h("p", { class: "muted" }, t("over.nodes", { nodes: count(cluster.nodes), gpus: count(cluster.gpus.total), policy: cluster.policy }))),
         cluster.nodes === 0 && h("p", { class: "card" }, t("over.empty")),
-        figures(cluster),
+        figures(cluster, waste),
+        h("div", { class: "two" },
+          h("section", { class: "card", "data-key": "history" }, h("h2", {}, t("spark")), h("p", { class: "muted" }, t("spark.note")), sparkline(waste.history, cluster.gpus.total),
+            h("p", { class: "muted" }, t("over.memory.note", { part: memory(cluster.gpus.memoryHeldMiB), whole: memory(cluster.gpus.memoryMiB) }), " · ", t("over.compute.note", { part: decimal(cluster.gpus.computeHeld / 100), whole: decimal(cluster.gpus.total) }))),
+          h("section", { class: "card", "data-key": "waste" }, h("h2", {}, t("over.waste")),
+            waste.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(waste.pods.slice(0, 5)), h("p", {}, h("a", { href: link("waste") }, t("waste.all"))))),
         h("section", { class: "card" }, h("h2", {}, t("over.models")), h("p", { class: "muted" }, t("over.models.note")), modelTable(cluster.models)),
         h("section", { class: "card" }, h("h2", {}, t("over.map")), h("p", { class: "muted" }, t("over.map.note")), map.place()),
         h("div", { class: "two" },

@@ -2,7 +2,7 @@
 
 import { get, path, query } from "./api.js";
 import { h } from "./dom.js";
-import { ask, link, memory, model, points } from "./format.js";
+import { age, ask, link, memory, model, points } from "./format.js";
 import { explanation } from "./explanation.js";
 import { decisionList } from "./page-decisions.js";
 import { bar } from "./tile.js";
@@ -53,7 +53,7 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
         }, () => (used = undefined));
       }
       const [why, decisions] = await Promise.all([
-        found.state === "waiting" && !found.problem ? get(`${here}/explanation`, signal) : undefined,
+        found.state !== "booking" && !found.problem ? get(`${here}/explanation`, signal) : undefined,
         get(query("decisions", { uid: found.uid, limit: 20 }), signal),
       ]);
       return { found, why, decisions };
@@ -64,9 +64,10 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
       return [
         h("div", { class: "page-head" }, h("h1", {}, h("span", { class: "muted" }, `${found.namespace}/`), found.name),
           h("p", {}, h("span", { class: `chip ${found.state}` }, t(`state.${found.state}`)), " ", found.node && h("a", { href: link("node", found.node) }, found.node),
+            found.created && h("span", { class: "muted" }, ` ${t(found.state === "waiting" ? "pod.waits-for" : "pod.age", { age: age(found.created) })}`),
             found.priority !== 0 && h("span", { class: "muted" }, ` ${t("priority")} ${found.priority}`))),
         h("section", { class: "card" }, h("h2", {}, t("asks")), asks(found)),
-        why && h("section", { class: "card", "data-key": "why" }, h("h2", {}, t("pod.why")), explanation(why)),
+        why && h("section", { class: "card", "data-key": "why" }, h("h2", {}, t(found.state === "placed" ? "pod.where" : "pod.why")), explanation(why)),
         found.state !== "waiting" && h("section", { "data-key": "grant" }, h("h2", {}, t("pod.grant")),
           used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) })), grants(found, used)),
         h("section", { class: "card" }, h("h2", {}, t("pod.decisions")), decisionList(decisions, true)),

@@ -2,7 +2,7 @@
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
-import { ask, colour, count, link } from "./format.js";
+import { age, ask, colour, count, link } from "./format.js";
 import { filterForm } from "./filters.js";
 import { refused } from "./page-decisions.js";
 import { t } from "./text.js";
@@ -12,8 +12,10 @@ function row(pod) {
   const asks = pod.asks.map((one) => h("span", { class: "chip" }, ask(one)));
   return h("article", { class: "card pod-row", "data-key": pod.uid },
     h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
-    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)),
-    h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : [asks, " ", h("span", { class: "muted" }, refused(pod))]));
+    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ",
+      pod.created && h("span", { class: "muted figure age" }, age(pod.created), " "), pod.node && h("a", { href: link("node", pod.node) }, pod.node)),
+    h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : [asks, " ", pod.unserved?.length > 0 && h("span", { class: "chip warn" }, t("pods.unserved", { resources: pod.unserved.join(", ") })),
+      h("span", { class: "muted" }, pod.kubeScheduler ? h("span", { title: pod.kubeScheduler.message }, pod.kubeScheduler.message) : refused(pod))]));
 }
 
 export default function pods({ parameters, signal }) {
@@ -36,7 +38,8 @@ export default function pods({ parameters, signal }) {
         filter = kept;
         list.reset();
       };
-      const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]], changed, signal });
+      const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]],
+        sorts: [["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
       await list.reset();
     },

@@ -10,6 +10,7 @@ use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::explanation::KubeSchedulerReport;
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -35,6 +36,15 @@ pub struct PodRow {
     pub priority: i32,
     /// GPU requests of the containers.
     pub asks: Vec<RequestView>,
+    /// Time when the pod was created, in RFC 3339 form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    /// Last report of kube-scheduler on a pod that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// Requested GPU resources that Tessera does not serve.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<String>,
     /// Error in the GPU requests, which keeps the pod from being scheduled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -107,13 +117,23 @@ pub fn pods(access: &impl StateAccess, query: &ListQuery) -> Page<PodRow> {
             state.gpu_pods().filter(|(_, pod)| passes(state, pod, query)).collect();
         let (total, range) = (shown.len(), query.range(shown.len()));
         let offset = range.start;
-        let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(a).cmp(&order(b)));
+        let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(&query.sort, a, b));
         Page { total, offset, items: part.iter().map(|(uid, pod)| row(state, uid, pod)).collect() }
     })
 }
 
-fn order(pod: &GpuPod) -> (bool, &str, &str) {
-    (pod.node.is_some(), &pod.namespace, &pod.name)
+fn order(sort: &str, a: &GpuPod, b: &GpuPod) -> Ordering {
+    // Times in RFC 3339 form in UTC sort like text.
+    let by_age = || a.created.cmp(&b.created);
+    let by_name = || (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
+    let by_state = || a.node.is_some().cmp(&b.node.is_some());
+    let by_wait = || if a.node.is_none() && b.node.is_none() { by_age() } else { Ordering::Equal };
+    match sort {
+        "age" => by_age().then_with(by_name),
+        "youngest" => by_age().reverse().then_with(by_name),
+        "name" => by_name(),
+        _ => by_state().then_with(by_wait).then_with(by_name),
+    }
 }
 
 /// Returns the elements at `range` of the sorted list, without sorting the other elements.
@@ -177,6 +197,9 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         },
         node: pod.node.as_ref().or(booked).map(ToString::to_string),
         priority: pod.priority(),
+        created: pod.created.clone(),
+        kube_scheduler: pod.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from),
+        unserved: pod.spec.unserved_gpu_resources(),
         asks,
         problem,
         refused: BTreeMap::new(),

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tessera_core::taint::SoftTaint;
+use tessera_core::taint::Taint;
 
 use super::{Amounts, Condition, Metadata, null_as_default};
-use crate::foreign::taint::soft_taints;
+use crate::foreign::constraint;
 
 /// The parts of a node that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub struct NodeSpec {
     /// True if the node accepts no new pods. `kubectl cordon` sets it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
-    /// Taints with the effect `PreferNoSchedule`. Other taints are not read.
-    #[serde(rename = "taints", deserialize_with = "soft_taints", skip_serializing)]
-    pub soft_taints: Vec<SoftTaint>,
+    /// Taints, which keep pods away.
+    #[serde(deserialize_with = "constraint::taints", skip_serializing)]
+    pub taints: Vec<Taint>,
 }

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
-use tessera_core::taint::SoftToleration;
+use tessera_core::taint::Toleration;
 
-use super::{Amounts, Metadata, null_as_default};
-use crate::foreign::taint::soft_tolerations;
+use super::{Amounts, Condition, Metadata, null_as_default};
+use crate::foreign::constraint::{self, Affinity, Spreading};
 
 /// The parts of a pod that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,49 +40,28 @@ pub struct PodSpec {
     /// Main containers, which run concurrently.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
-    /// True if an affinity has preferred terms, which kube-scheduler scores but does not enforce.
-    #[serde(rename = "affinity", deserialize_with = "has_preferred_affinity", skip_serializing)]
-    pub prefers_nodes: bool,
-    /// True if a topology spread constraint is only preferred (`ScheduleAnyway`).
+    /// Labels that the node of the pod must have.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub node_selector: BTreeMap<String, String>,
+    /// Affinity to nodes and to other pods.
+    #[serde(deserialize_with = "constraint::affinity", skip_serializing)]
+    pub affinity: Affinity,
+    /// Topology spread constraints.
     #[serde(
         rename = "topologySpreadConstraints",
-        deserialize_with = "has_preferred_spreading",
+        deserialize_with = "constraint::spreading",
         skip_serializing
     )]
-    pub prefers_spreading: bool,
-    /// Tolerations that can match taints with the effect `PreferNoSchedule`.
-    #[serde(rename = "tolerations", deserialize_with = "soft_tolerations", skip_serializing)]
-    pub soft_tolerations: Vec<SoftToleration>,
+    pub spreading: Spreading,
+    /// Tolerations of taints.
+    #[serde(deserialize_with = "constraint::tolerations", skip_serializing)]
+    pub tolerations: Vec<Toleration>,
+    /// True if a volume of the pod may exist on some nodes only.
+    #[serde(rename = "volumes", deserialize_with = "constraint::has_bound_volumes", skip_serializing)]
+    pub has_bound_volumes: bool,
     /// Resources that the container runtime needs for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: Amounts,
-}
-
-/// Deserializes affinities into whether any of them has preferred terms.
-fn has_preferred_affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Terms {
-        #[serde(
-            rename = "preferredDuringSchedulingIgnoredDuringExecution",
-            deserialize_with = "null_as_default"
-        )]
-        preferred: Vec<IgnoredAny>,
-    }
-    let kinds = Option::<BTreeMap<String, Option<Terms>>>::deserialize(deserializer)?.unwrap_or_default();
-    Ok(kinds.into_values().flatten().any(|terms| !terms.preferred.is_empty()))
-}
-
-/// Deserializes spread constraints into whether any of them is only preferred.
-fn has_preferred_spreading<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default, rename_all = "camelCase")]
-    struct Constraint {
-        #[serde(deserialize_with = "null_as_default")]
-        when_unsatisfiable: String,
-    }
-    let all = Option::<Vec<Constraint>>::deserialize(deserializer)?.unwrap_or_default();
-    Ok(all.iter().any(|constraint| constraint.when_unsatisfiable == "ScheduleAnyway"))
 }
 
 /// One container of a pod.
@@ -99,6 +77,9 @@ pub struct Container {
     /// Requested resources and limits.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: Resources,
+    /// True if the container uses ports of the host.
+    #[serde(rename = "ports", deserialize_with = "constraint::has_host_ports", skip_serializing)]
+    pub has_host_ports: bool,
     /// Environment variables that Tessera reads.
     #[serde(deserialize_with = "read_variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
@@ -158,6 +139,9 @@ pub struct PodStatus {
     /// Human-readable reason for the phase, or empty.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// Last report of a scheduler that could not place the pod.
+    #[serde(rename = "conditions", deserialize_with = "constraint::unscheduled", skip_serializing)]
+    pub unscheduled: Option<Box<Condition>>,
     /// Statuses of the main containers.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerStatus>,

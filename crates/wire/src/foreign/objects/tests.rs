@@ -4,7 +4,7 @@ use super::*;
 fn reads_preferred_affinities_and_spreading() {
     let check = |spec: &str, expected: (bool, bool)| {
         let read: PodSpec = serde_json::from_str(spec).unwrap();
-        assert_eq!((read.prefers_nodes, read.prefers_spreading), expected, "{spec}");
+        assert_eq!((read.affinity.has_preferred, read.spreading.has_preferred), expected, "{spec}");
     };
     check("{}", (false, false));
     check(r#"{"affinity":null,"topologySpreadConstraints":null}"#, (false, false));

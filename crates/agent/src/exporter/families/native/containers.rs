@@ -40,22 +40,22 @@ const ROWS: [Row; 15] = [
         "tessera_container_busy_seconds_total",
         Counter,
         "Time in which the container's kernels ran.",
-        |share, gpu| gpu.measured.then_some(share.total.busy).into(),
+        |share, gpu| share.total.filter(|_| gpu.measured).map(|total| total.busy).into(),
     ),
     (
         "tessera_container_last_busy_timestamp_seconds",
         Gauge,
         "Time at which the container's kernels last ran, in seconds since 1970; absent before the first kernel.",
-        |share, _| share.total.last_busy.into(),
+        |share, _| share.total.and_then(|total| total.last_busy).into(),
     ),
     (
         "tessera_container_energy_joules_total",
         Counter,
         "Energy of the GPU in proportion to the container's busy time.",
-        |share, gpu| (gpu.measured && gpu.has_energy).then_some(share.total.energy).into(),
+        |share, gpu| share.total.filter(|_| gpu.measured && gpu.has_energy).map(|total| total.energy).into(),
     ),
     ("tessera_container_processes", Gauge, "The container's processes on the GPU.", |share, gpu| {
-        gpu.reading.is_some().then_some(share.pids.len()).into()
+        (gpu.reading.is_some() && share.unknown.is_none()).then_some(share.pids.len()).into()
     }),
     (
         "tessera_container_escaped_processes",
@@ -111,6 +111,13 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
         shares.iter().for_each(|(labels, share, gpu)| family.sample(labels, value(share, gpu)));
+    }
+    let help = "1 if the use of the GPU by the container is unknown, for this reason; its other families are absent.";
+    let mut family = page.family("tessera_container_usage_unknown", Gauge, help);
+    for (labels, share, _) in &shares {
+        if let Some(unknown) = share.unknown {
+            family.sample(&labels.and(&[("reason", unknown.name())]), 1u64);
+        }
     }
     let help = "MIG instance on which the container's processes run.";
     let mut family = page.family("tessera_container_gpu_instance_info", Info, help);

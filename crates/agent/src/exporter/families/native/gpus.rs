@@ -8,7 +8,7 @@ use tessera_wire::metrics::{
     MetricsPage, Value,
 };
 
-use crate::exporter::{GpuReading, GpuSnapshot, Snapshot};
+use crate::exporter::{GpuReading, GpuSnapshot, Snapshot, usage::mebibytes};
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
     let gpus = GpuFamilies::of(snapshot);
@@ -22,6 +22,15 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
 
 /// The GPUs with their labels.
 struct GpuFamilies<'a>(Vec<(Labels, &'a GpuSnapshot)>);
+
+/// Returns the granted part of the GPU by the scarcer of compute and memory. A pod with memory only takes
+/// no compute and can still fill the GPU.
+fn granted_ratio(gpu: &GpuSnapshot) -> f64 {
+    let part = |free: f64, all: f64| if all > 0.0 { 1.0 - (free / all).clamp(0.0, 1.0) } else { 0.0 };
+    let compute = part(f64::from(gpu.free_compute.0), 100.0);
+    let memory = part(mebibytes(gpu.free_memory.0 << 20), mebibytes(gpu.info.memory.0 << 20));
+    compute.max(memory)
+}
 
 impl<'a> GpuFamilies<'a> {
     fn of(snapshot: &'a Snapshot) -> Self {
@@ -82,14 +91,26 @@ impl<'a> GpuFamilies<'a> {
         self.gauge(
             page,
             "tessera_gpu_allocatable_compute_ratio",
-            "Compute of the GPU without a grant.",
-            |gpu| f64::from(gpu.free_compute.0) / 100.0,
+            "Compute of the GPU that can still be granted; 0 for a GPU that may not be granted.",
+            |gpu| if gpu.info.health.is_healthy() { f64::from(gpu.free_compute.0) / 100.0 } else { 0.0 },
         );
         self.gauge(
             page,
             "tessera_gpu_allocatable_memory_bytes",
-            "Memory of the GPU without a grant.",
-            |gpu| gpu.free_memory.0 << 20,
+            "Memory of the GPU that can still be granted; 0 for a GPU that may not be granted.",
+            |gpu| if gpu.info.health.is_healthy() { gpu.free_memory.0 << 20 } else { 0 },
+        );
+        self.gauge(
+            page,
+            "tessera_gpu_granted_ratio",
+            "Granted part of the GPU: the larger of the parts of its compute and of its memory.",
+            granted_ratio,
+        );
+        self.gauge(
+            page,
+            "tessera_gpu_allocatable_ratio",
+            "Part of the GPU that can still be granted: the smaller of the free parts of its compute and of its memory; 0 for a GPU that may not be granted.",
+            |gpu| if gpu.info.health.is_healthy() { 1.0 - granted_ratio(gpu) } else { 0.0 },
         );
         self.gauge(page, "tessera_gpu_overbooked", "1 if grants exceed the capacity of the GPU.", |gpu| {
             gpu.overbooked

@@ -1,0 +1,140 @@
+//! Builds the state of the cluster from a scheduler's API, for users who may not read nodes and pods.
+
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tessera_wire::foreign::dialect::vcuda;
+use tessera_wire::tessera::rules::Rules;
+use tessera_wire::tessera::{grant, inventory};
+
+use crate::load::from_scheduler;
+use crate::options::NodeSelection;
+use crate::survey::{Survey, UnhealthyGpus};
+
+/// Largest page of the scheduler's lists.
+const PAGE_ITEMS: usize = 500;
+
+#[derive(Deserialize)]
+struct Page {
+    total: usize,
+    items: Vec<Value>,
+}
+
+/// Reads the selected nodes and their pods from a scheduler.
+pub(crate) async fn survey(endpoint: &str, selection: &NodeSelection) -> Result<Survey> {
+    let names = match &selection.node {
+        Some(node) => vec![node.clone()],
+        None => names(endpoint).await?,
+    };
+    let mut details = Vec::new();
+    for name in names {
+        let detail: Value = from_scheduler(endpoint, "", &format!("/api/v1/nodes/{name}")).await?;
+        details.push(detail);
+    }
+    let nodes = details.iter().map(node).collect::<Result<Vec<_>, _>>()?;
+    let mut survey = Survey::of_nodes(Rules::default(), nodes, &UnhealthyGpus::new());
+    for detail in &details {
+        pods(detail)
+            .into_iter()
+            .try_for_each(|pod| serde_json::from_value(pod).map(|pod| survey.add(pod)))?;
+    }
+    let waiting: Page =
+        from_scheduler(endpoint, "", &format!("/api/v1/pods?state=waiting&limit={PAGE_ITEMS}")).await?;
+    for row in &waiting.items {
+        survey.add(serde_json::from_value(waiting_pod(row))?);
+    }
+    Ok(survey.finish())
+}
+
+async fn names(endpoint: &str) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    loop {
+        let path = format!("/api/v1/nodes?offset={}&limit={PAGE_ITEMS}", names.len());
+        let page: Page = from_scheduler(endpoint, "", &path).await?;
+        names.extend(page.items.iter().filter_map(|node| node["name"].as_str()).map(str::to_owned));
+        if page.items.is_empty() || names.len() >= page.total {
+            return Ok(names);
+        }
+    }
+}
+
+/// Returns the node object that an agent with these GPUs would publish.
+fn node(detail: &Value) -> Result<tessera_wire::foreign::objects::Node, serde_json::Error> {
+    let identities = detail["identities"].as_array().cloned().unwrap_or_default();
+    let gpus: Vec<Value> = detail["gpus"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .zip(&identities)
+        .map(|(gpu, identity)| {
+            json!({"uuid": identity["uuid"], "minor": identity["minor"], "numa": identity["numa"],
+                   "model": gpu["model"], "memoryMiB": gpu["memoryMiB"], "unhealthy": gpu["healthy"] == false})
+        })
+        .collect();
+    let link = |link: &Value| json!([link["a"], link["b"], link["pcie"], link["nvlinks"]]);
+    let links: Vec<Value> = detail["links"].as_array().into_iter().flatten().map(link).collect();
+    let unit = detail["memoryUnit"].as_str().unwrap_or("GiB");
+    let published = json!({"memoryUnit": unit, "gpus": gpus, "links": links}).to_string();
+    let host = &detail["host"];
+    let cpu = format!("{}m", host["cpuMilli"].as_u64().unwrap_or(0));
+    let memory = format!("{}Mi", host["memoryMiB"].as_u64().unwrap_or(0));
+    serde_json::from_value(json!({
+        "metadata": {"name": detail["name"], "annotations": {inventory::KEY: published}},
+        "status": {"allocatable": {"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()}},
+    }))
+}
+
+/// Returns the pods on a node, each with the grant that its slices of the GPUs stand for.
+fn pods(detail: &Value) -> Vec<Value> {
+    let identities = &detail["identities"];
+    let mut grants: std::collections::BTreeMap<(String, String), Vec<Value>> =
+        std::collections::BTreeMap::new();
+    for gpu in detail["gpus"].as_array().into_iter().flatten() {
+        let index = gpu["index"].as_u64().unwrap_or(0);
+        let uuid = &identities[usize::try_from(index).unwrap_or(usize::MAX)]["uuid"];
+        for slice in gpu["pods"].as_array().into_iter().flatten() {
+            let text = |key: &str| slice[key].as_str().unwrap_or_default().to_owned();
+            let mut entry = json!({"uuid": uuid, "index": index, "cores": slice["compute"]});
+            if gpu["whole"] != true {
+                entry["memoryMiB"] = slice["memoryMiB"].clone();
+            }
+            grants.entry((text("namespace"), text("pod"))).or_default().push(entry);
+        }
+    }
+    let pod = |((namespace, name), gpus): ((String, String), Vec<Value>)| {
+        let is_whole = gpus.iter().all(|gpu| gpu["memoryMiB"].is_null());
+        let limits = match is_whole {
+            true => json!({"nvidia.com/gpu": gpus.len().to_string()}),
+            false => json!({vcuda::CORE: "1", vcuda::MEMORY: "1"}),
+        };
+        json!({
+            "metadata": {"name": name, "namespace": namespace, "uid": format!("{namespace}/{name}"),
+                         "annotations": {grant::KEY: json!({"main": gpus}).to_string()}},
+            "spec": {"nodeName": detail["name"], "containers": [{"name": "main", "resources": {"limits": limits}}]},
+        })
+    };
+    grants.into_iter().map(pod).collect()
+}
+
+/// Returns the object of a waiting pod with the fields that the list of pods shows.
+fn waiting_pod(row: &Value) -> Value {
+    let ask = |ask: &Value| {
+        let limits = match (ask["gpus"].as_u64(), ask["compute"].as_u64(), ask["memoryMiB"].as_u64()) {
+            (Some(gpus), ..) => json!({"nvidia.com/gpu": gpus.to_string()}),
+            (_, Some(compute), Some(memory)) => {
+                json!({vcuda::CORE: compute.to_string(), vcuda::MEMORY: (memory / vcuda::BLOCK.0).max(1).to_string()})
+            }
+            (_, _, memory) => json!({"aliyun.com/gpu-mem": (memory.unwrap_or(0) / 1024).max(1).to_string()}),
+        };
+        json!({"name": ask["container"], "resources": {"limits": limits}})
+    };
+    let containers: Vec<Value> = row["asks"].as_array().into_iter().flatten().map(ask).collect();
+    let report = &row["kubeScheduler"];
+    json!({
+        "metadata": {"name": row["name"], "namespace": row["namespace"], "uid": row["uid"],
+                     "creationTimestamp": row["created"]},
+        "spec": {"containers": containers},
+        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": report["reason"], "message": report["message"]}]},
+    })
+}

@@ -1,0 +1,226 @@
+//! The overview: a bar for each GPU, what is free, waiting pods and totals, fitted to the terminal.
+
+use std::fmt::Write as _;
+
+use tessera_core::gpu::Gpu;
+use tessera_core::node::NodeState;
+use tessera_core::units::{Count, MiB, Percent};
+use tessera_wire::foreign::objects::Pod;
+
+use crate::paint::Paint;
+use crate::show::age::age;
+use crate::survey::{NodeFacts, Survey};
+use crate::table::{cut, width};
+
+/// Widest bar of one GPU.
+const MAX_BAR: usize = 10;
+
+/// Width of the column of free memory, such as `172 of 240 GiB`.
+const MEMORY_WIDTH: usize = 14;
+
+/// Width that is kept for the status, which may be cut.
+const STATUS_WIDTH: usize = 6;
+
+/// Form of the overview.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverviewForm {
+    /// Columns of the terminal.
+    pub(crate) columns: usize,
+    /// True to list the pods on each GPU.
+    pub(crate) wide: bool,
+    /// Current time in seconds since 1970, for the ages of waiting pods.
+    pub(crate) now_seconds: i64,
+    pub(crate) paint: Paint,
+}
+
+/// Formats the overview. No line is wider than the terminal.
+pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
+    let mut nodes: Vec<(&NodeFacts, &NodeState)> = survey.with_gpus().collect();
+    nodes.sort_by_cached_key(|(_, state)| natural(&state.node().name.0));
+    let most_gpus = nodes.iter().map(|(_, state)| state.node().gpus().len()).max().unwrap_or(0).max(1);
+    let longest = nodes.iter().map(|(_, state)| width(&state.node().name.0)).max().unwrap_or(0);
+    let name_width = longest.clamp(4, (form.columns / 4).max(4));
+    // The columns besides the bars: name, free percent, free memory and status.
+    let rest = name_width + 2 + 1 + 4 + 2 + MEMORY_WIDTH + 2 + STATUS_WIDTH;
+    let room = form.columns.saturating_sub(rest) / most_gpus;
+    // Bars touch each other where there is no room for more than one column each.
+    let gap = usize::from(room >= 2);
+    let bar = room.saturating_sub(gap).clamp(1, MAX_BAR);
+    let bars_width = ((bar + gap) * most_gpus).max(4);
+    let mut text = format!(
+        "{:name_width$}  {:bars_width$} {:>4}  {:<MEMORY_WIDTH$}  STATUS\n",
+        "NODE", "GPUS", "FREE", "MEMORY FREE"
+    );
+    let mut totals = Totals::default();
+    for (facts, state) in &nodes {
+        let own = Totals::of(state);
+        totals.add(&own);
+        let gpus = state.node().gpus();
+        let bars = gpus.iter().map(|gpu| gpu_bar(gpu, state, bar, form.paint) + &" ".repeat(gap));
+        let bars: String = bars.collect();
+        let padding = " ".repeat(bars_width.saturating_sub((bar + gap) * gpus.len()));
+        let memory = format!("{} of {} GiB", own.free_memory.0 / 1024, own.memory.0 / 1024);
+        let name = cut(&state.node().name.0, name_width);
+        let spaces = " ".repeat(name_width - width(&name));
+        let _ = writeln!(
+            text,
+            "{name}{spaces}  {bars}{padding} {:>4}  {memory:<MEMORY_WIDTH$}  {}",
+            own.free_percent(),
+            facts.status()
+        );
+        if form.wide {
+            holders(&mut text, survey, state);
+        }
+    }
+    let _ = writeln!(
+        text,
+        "\n{}, {}: {} free, {} of {} of memory free{}",
+        Count(nodes.len(), "node"),
+        Count(totals.gpus, "GPU"),
+        totals.free_percent(),
+        gib(totals.free_memory),
+        gib(totals.memory),
+        if totals.broken > 0 {
+            form.paint.bad(&format!(", {} unhealthy", totals.broken))
+        } else {
+            String::new()
+        },
+    );
+    waiting(&mut text, &survey.waiting, form);
+    text.push_str(&form.paint.faint("# held  . free  x unhealthy\n"));
+    text.lines().map(|line| cut(line, form.columns) + "\n").collect()
+}
+
+/// Returns a key by which names sort as people count.
+fn natural(name: &str) -> Vec<(u64, String)> {
+    let mut key = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let text_end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (text, digits) = rest.split_at(text_end);
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        key.push((0, text.to_owned()));
+        key.push((digits[..end].parse().unwrap_or(u64::MAX), String::new()));
+        rest = &digits[end..];
+    }
+    key
+}
+
+/// Sums over GPUs. Unhealthy GPUs have nothing free.
+#[derive(Default)]
+struct Totals {
+    gpus: usize,
+    broken: usize,
+    free: f64,
+    memory: MiB,
+    free_memory: MiB,
+}
+
+impl Totals {
+    fn of(state: &NodeState) -> Self {
+        let mut totals = Self::default();
+        for gpu in state.node().gpus() {
+            totals.gpus += 1;
+            totals.memory += gpu.memory;
+            if gpu.health.is_healthy() {
+                totals.free += free_part(gpu, state);
+                totals.free_memory += state.room(gpu.index).memory;
+            } else {
+                totals.broken += 1;
+            }
+        }
+        totals
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.gpus += other.gpus;
+        self.broken += other.broken;
+        self.free += other.free;
+        self.memory += other.memory;
+        self.free_memory += other.free_memory;
+    }
+
+    fn free_percent(&self) -> String {
+        let gpus = f64::from(u32::try_from(self.gpus.max(1)).unwrap_or(u32::MAX));
+        format!("{:.0}%", 100.0 * self.free / gpus)
+    }
+}
+
+/// Returns the free part of a GPU by the scarcer of compute and memory.
+fn free_part(gpu: &Gpu, state: &NodeState) -> f64 {
+    let room = state.room(gpu.index);
+    let part = |free: u64, all: u64| {
+        let number = |value: u64| f64::from(u32::try_from(value).unwrap_or(u32::MAX));
+        number(free) / number(all.max(1))
+    };
+    part(room.memory.0, gpu.memory.0).min(f64::from(room.compute_percent.0) / 100.0).clamp(0.0, 1.0)
+}
+
+fn gpu_bar(gpu: &Gpu, state: &NodeState, bar: usize, paint: Paint) -> String {
+    if !gpu.health.is_healthy() {
+        return paint.bad(&"x".repeat(bar));
+    }
+    let free = free_part(gpu, state);
+    let columns = f64::from(u32::try_from(bar).unwrap_or(u32::MAX));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the bar's width"
+    )]
+    let held = ((1.0 - free) * columns).round() as usize;
+    // Only an idle GPU has an empty bar, and only a full GPU a full one.
+    let held = match free {
+        free if free >= 1.0 => 0,
+        free if free <= 0.0 => bar,
+        _ if bar == 1 => 1,
+        _ => held.clamp(1, bar - 1),
+    };
+    format!("{}{}", paint.notable(&"#".repeat(held)), paint.good(&".".repeat(bar - held)))
+}
+
+/// Lists the pods on each GPU of a node.
+fn holders(text: &mut String, survey: &Survey, state: &NodeState) {
+    let holders = survey.holders(&state.node().name);
+    for gpu in state.node().gpus() {
+        let held = holders.iter().filter_map(|(pod, grant)| {
+            let (_, usage) = grant.footprint().find(|(index, _)| *index == gpu.index)?;
+            let share = match usage.compute_percent {
+                _ if usage.whole => "whole".to_owned(),
+                Percent(0) => gib(usage.memory),
+                percent => format!("{percent} {}", gib(usage.memory)),
+            };
+            Some(format!("{}/{} {share}", pod.namespace, pod.name))
+        });
+        let held: Vec<String> = held.collect();
+        let words = match gpu.health.problem() {
+            Some(problem) => problem.to_owned(),
+            None if held.is_empty() => "idle".to_owned(),
+            None => held.join(", "),
+        };
+        let _ = writeln!(text, "  GPU{} {words}", gpu.index);
+    }
+}
+
+fn waiting(text: &mut String, pods: &[Pod], form: OverviewForm) {
+    if pods.is_empty() {
+        return;
+    }
+    let verb = if pods.len() == 1 { "waits" } else { "wait" };
+    let heading = form.paint.notable(&format!("{} {verb} for GPUs:", Count(pods.len(), "pod")));
+    let _ = writeln!(text, "\n{heading}");
+    let name = |pod: &Pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+    let wide = pods.iter().map(|pod| width(&name(pod))).max().unwrap_or(0).min(40);
+    for pod in pods {
+        let since = age(pod.metadata.creation_timestamp.as_deref(), form.now_seconds);
+        let report = pod.status.unscheduled.as_ref().map_or("", |report| report.message.as_str());
+        let _ = writeln!(text, "  {:wide$}  {since:>4}  {report}", cut(&name(pod), wide));
+    }
+}
+
+/// Formats memory in GiB, or in MiB below one GiB.
+pub(crate) fn gib(memory: MiB) -> String {
+    match memory.0 {
+        mib @ 1..1024 => format!("{mib} MiB"),
+        mib => format!("{} GiB", mib / 1024),
+    }
+}

@@ -1,0 +1,183 @@
+//! A real Prometheus scrapes the agents and the scheduler of the demo, and evaluates every alert and every query of the
+//! dashboard in `deploy/monitoring`.
+//!
+//! `cargo test -p tessera-demo --test prometheus`; needs Debian's package `prometheus`.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
+
+mod common;
+#[path = "../../../agent/tests/prometheus/server.rs"]
+mod server;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use common::load::{fetch, poll_foreign};
+use serde_json::Value;
+use server::{Job, Prometheus, promtool};
+use tessera_demo::{DemoOptions, built_in_models, run};
+use tessera_sim::http::HttpClient;
+use tessera_sim::kubelet::{GREEDY, IDLE};
+
+fn deploy(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring").join(file)
+}
+
+/// Returns the rules in the form of Prometheus: the part of the operator's object below `spec`.
+fn rules() -> String {
+    let text = std::fs::read_to_string(deploy("alerts.yaml")).unwrap();
+    let (_, spec) = text.split_once("\nspec:\n").unwrap();
+    spec.lines().map(|line| format!("{}\n", line.strip_prefix("  ").unwrap_or(line))).collect()
+}
+
+/// Returns every panel of the dashboard with its queries, with variables replaced.
+fn queries() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(deploy("dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let of_panel = |panel: &Value| {
+        let title = panel["title"].as_str().unwrap().to_owned();
+        let targets = panel["targets"].as_array().cloned().unwrap_or_default();
+        targets.into_iter().map(move |target| (title.clone(), target["expr"].as_str().unwrap().to_owned()))
+    };
+    let fill =
+        |query: String| query.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$gpu", ".*");
+    panels.iter().flat_map(of_panel).map(|(title, query)| (title, fill(query))).collect()
+}
+
+/// Returns the address in the URL after `label` in a text.
+fn address_after(text: &str, label: &str) -> SocketAddr {
+    let (_, rest) = text.split_once(label).unwrap();
+    let (_, rest) = rest.split_once("http://").unwrap();
+    let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ':')).unwrap_or(rest.len());
+    rest[..end].trim_end_matches('.').parse().unwrap()
+}
+
+async fn json(address: SocketAddr, path: &str) -> Value {
+    let (_, body) = fetch(address, path, "").await.unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// Panels about what simulated GPUs cannot do: reduce their clocks, and run a library that throttles.
+const NOT_SIMULATED: [&str; 2] = ["Reduced clocks", "Throttled time by pod"];
+
+/// Returns a pod that misbehaves, by the name of its container.
+fn misbehaving(container: &str) -> String {
+    let limits = serde_json::json!({"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "16"});
+    let pod = serde_json::json!({
+        "metadata": {"name": format!("{container}-pod")},
+        "spec": {"restartPolicy": "Never", "nodeSelector": {"pool": "shared"},
+                 "containers": [{"name": container, "image": "simulated", "resources": {"limits": limits}}]},
+    });
+    pod.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_alert_and_panel_is_evaluated_on_the_demo() {
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let options = DemoOptions {
+        nodes: 3,
+        machine_models: built_in_models(),
+        pods_per_second: None,
+        steps: true,
+        seed: 1,
+        speed: 1.0,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        kubeconfig_out: Some(kubeconfig.clone()),
+        duration: None,
+    };
+    let said = Arc::<Mutex<String>>::default();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let heard = Arc::clone(&said);
+    let demo = tokio::spawn(run(options, move |text| heard.lock().unwrap().push_str(text), async {
+        let _ = stopped.await;
+    }));
+    let introduction = poll_foreign("the demo", async || {
+        let text = said.lock().unwrap().clone();
+        text.contains("Press Ctrl-C").then_some(text)
+    })
+    .await;
+    let scheduler = address_after(&introduction, "Open ");
+    let api = address_after(&std::fs::read_to_string(&kubeconfig).unwrap(), "server");
+    let nodes = json(api, "/api/v1/nodes").await;
+    let agents: Vec<(String, SocketAddr)> = nodes["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| {
+            let url = node["metadata"]["annotations"]["tessera.dev/agent"].as_str().unwrap();
+            (node["metadata"]["name"].as_str().unwrap().to_owned(), address_after(url, ""))
+        })
+        .collect();
+    assert_eq!(agents.len(), 3, "{nodes}");
+    // The scheduler's copy of this family is dropped, as deploy/monitoring/pod-monitor.yaml does.
+    let monitor = std::fs::read_to_string(deploy("pod-monitor.yaml")).unwrap();
+    assert!(monitor.contains("regex: pod_and_gpu_map_info\n          action: drop"), "{monitor}");
+    let dropped = "    metric_relabel_configs: [{ source_labels: [__name__], regex: pod_and_gpu_map_info, action: drop }]\n";
+    let names: Vec<String> = agents.iter().map(|(name, _)| format!("{name}/tessera-agent")).collect();
+    let mut jobs: Vec<Job<'_>> = agents
+        .iter()
+        .zip(&names)
+        .map(|((_, target), name)| Job { name, path: "/metrics", target: *target, relabelings: "" })
+        .collect();
+    jobs.push(Job { name: "tessera-scheduler", path: "/metrics", target: scheduler, relabelings: dropped });
+    let prometheus = Prometheus::start(&jobs, &rules());
+    for job in &jobs {
+        prometheus.until_some(&format!("up{{job=\"{}\"}} == 1", job.name)).await;
+    }
+    for container in [GREEDY, IDLE] {
+        let mut client = HttpClient::new(&format!("http://{api}")).unwrap();
+        let path = "/api/v1/namespaces/research/pods";
+        let headers = [("content-type", "application/json")];
+        let (status, answer) = client.send("POST", path, &headers, misbehaving(container)).await.unwrap();
+        assert_eq!(status, 201, "{answer}");
+    }
+    prometheus.until_some("rate(tessera_container_busy_seconds_total[10s]) > 0").await;
+    prometheus.until_some("rate(tessera_scheduler_calls_total{verb=\"bind\"}[10s]) > 0").await;
+    prometheus.until_some("tessera:container_held:ratio > 0").await;
+    prometheus.until_some("tessera:container_busy:increase30m > 0").await;
+    prometheus.until_some("pod_and_gpu_map_info").await;
+    // Escapes, waste and a broken GPU happen in the demo.
+    prometheus.until_some("tessera_container_escaped_processes{pod=\"greedy-pod\"} > 0").await;
+    prometheus.until_some("tessera:container_busy:increase30m{pod=\"idle-pod\"} == 0").await;
+    prometheus.until_some("tessera_gpu_xid_last_timestamp_seconds").await;
+    for (panel, query) in queries().into_iter().filter(|(panel, _)| !NOT_SIMULATED.contains(&panel.as_str()))
+    {
+        // Values over time need a few scrapes.
+        let found = poll_foreign(&format!("panel {panel:?} to have data: {query}"), async || {
+            Some(prometheus.query(&query).await).filter(|found| !found.is_empty())
+        })
+        .await;
+        assert!(!found.is_empty());
+    }
+    let doubled = prometheus.query("count by (gpu_id, namespace, pod_name) (pod_and_gpu_map_info) > 1").await;
+    assert!(doubled.is_empty(), "{doubled:?}");
+    let rules = poll_foreign("all rules to be evaluated", async || {
+        let rules = prometheus.rules().await;
+        rules.iter().all(|rule| rule["health"] != "unknown").then_some(rules)
+    })
+    .await;
+    assert!(rules.len() > 20, "{}", rules.len());
+    for rule in &rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+    let state = |name: &str| rules.iter().find(|rule| rule["name"] == name).unwrap()["state"].clone();
+    for name in
+        ["TesseraAgentDown", "TesseraSchedulerDown", "TesseraSchedulerNoLeader", "TesseraUsageUnknown"]
+    {
+        assert_eq!(state(name), "inactive", "{name}");
+    }
+    for name in ["TesseraEscapedProcess", "TesseraOverMemoryShare", "TesseraGpuXid"] {
+        assert_ne!(state(name), "inactive", "{name}");
+    }
+    let text = String::from_utf8(fetch(scheduler, "/metrics", "").await.unwrap().1).unwrap();
+    let is_ours = |line: &&str| line.contains("tessera_scheduler_");
+    let ours: String = text.lines().filter(is_ours).map(|line| format!("{line}\n")).collect();
+    promtool(Path::new("."), &["check", "metrics"], Some(&ours));
+    drop(prometheus);
+    let _ = stop.send(());
+    demo.await.unwrap().unwrap();
+}

@@ -1,0 +1,66 @@
+//! Reads all agents in rounds while this replica leads.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures::{StreamExt as _, stream};
+use tessera_core::units::NodeName;
+
+use super::super::view::{cluster, node};
+use super::UsageLog;
+use crate::server::App;
+use crate::state::StateAccess as _;
+
+/// Shortest time between the begins of two rounds.
+const MIN_ROUND: Duration = Duration::from_secs(10);
+
+/// Time between two checks whether the replica has read the cluster.
+const READY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Agents asked per second on average, so that a large cluster costs the scheduler little.
+const AGENTS_PER_SECOND: u32 = 20;
+
+/// Agents asked at a time.
+const MAX_CONCURRENT: usize = 4;
+
+/// Asks all agents again and again.
+pub(crate) async fn poll(app: Arc<App>) {
+    loop {
+        if !app.is_ready() {
+            tokio::time::sleep(READY_INTERVAL).await;
+            continue;
+        }
+        let nodes = round(&app).await;
+        let by_size = Duration::from_secs(1) * u32::try_from(nodes).unwrap_or(u32::MAX) / AGENTS_PER_SECOND;
+        tokio::time::sleep(MIN_ROUND.max(by_size)).await;
+    }
+}
+
+/// Asks every agent once. Returns the number of nodes.
+async fn round(app: &App) -> usize {
+    let begun = millis(app);
+    let mut agents = Vec::new();
+    app.for_each_node(|state, name| {
+        agents.extend(node::agent(state, &name.0).map(|agent| (name.clone(), agent)))
+    });
+    let nodes = agents.len();
+    stream::iter(agents)
+        .for_each_concurrent(MAX_CONCURRENT, async |(NodeName(name), agent)| {
+            // The page of the node shows why an agent does not answer.
+            if let Ok(used) = app.agents.read(Some(agent)).await {
+                with_log(app, |log| log.observe(millis(app), &name, &used));
+            }
+        })
+        .await;
+    let held = cluster::cluster(app).gpus.taken;
+    with_log(app, |log| log.end_round(begun, held));
+    nodes
+}
+
+fn with_log(app: &App, change: impl FnOnce(&mut UsageLog)) {
+    change(&mut app.dashboard.usage.write().unwrap_or_else(PoisonError::into_inner));
+}
+
+fn millis(app: &App) -> u64 {
+    u64::try_from(app.now().unix_nanos / 1_000_000).unwrap_or(u64::MAX)
+}

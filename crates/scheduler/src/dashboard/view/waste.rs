@@ -1,0 +1,113 @@
+//! Who wastes what they hold: pods by the part of their GPUs that they do not use.
+
+use std::cmp::Ordering;
+
+use serde::Serialize;
+
+use super::super::usage::{HistoryPoint, PodUse, UsageLog};
+use super::gpu::taken;
+use crate::state::{GpuPod, State};
+
+/// Pods shown.
+const SHOWN: usize = 100;
+
+/// Idle time after which a pod counts as idle but held, in milliseconds.
+pub const IDLE_MILLIS: u64 = 10 * 60 * 1000;
+
+/// Held and used GPUs, and the pods that waste most.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WasteView {
+    /// Number of GPUs that pods hold, by the scarcer of compute and memory.
+    pub held_gpus: f64,
+    /// Number of GPUs that pods keep busy. Absent if the use of no pod is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_gpus: Option<f64>,
+    /// Number of pods that have been idle for ten minutes or longer.
+    pub idle_pods: usize,
+    /// Number of GPUs that these pods hold.
+    pub idle_gpus: f64,
+    /// Number of pods whose use is unknown.
+    pub unknown_pods: usize,
+    /// History of held and used GPUs, oldest first.
+    pub history: Vec<HistoryPoint>,
+    /// Pods by wasted GPUs, most first.
+    pub pods: Vec<WastePod>,
+}
+
+/// A pod with what it holds and uses.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WastePod {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Node of the pod.
+    pub node: String,
+    /// Number of GPUs that the pod holds.
+    pub held_gpus: f64,
+    /// Number of GPUs that it keeps busy.
+    pub used_gpus: f64,
+    /// Number of GPUs that it holds and does not use.
+    pub wasted_gpus: f64,
+    /// Used memory in MiB, if known.
+    #[serde(rename = "memoryUsedMiB", skip_serializing_if = "Option::is_none")]
+    pub memory_used_mib: Option<u64>,
+    /// Time since when the pod is idle, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_since_millis: Option<u64>,
+    /// True if the pod has been idle for ten minutes or longer.
+    pub idle: bool,
+}
+
+/// Compares what pods hold with what they use at `now_millis`.
+#[must_use]
+pub fn waste(state: &State, log: &UsageLog, now_millis: u64) -> WasteView {
+    let mut view = WasteView { history: log.points().copied().collect(), ..WasteView::default() };
+    for (uid, pod) in state.gpu_pods().filter(|(_, pod)| pod.node.is_some()) {
+        let held_gpus = held(state, uid, pod);
+        view.held_gpus += held_gpus;
+        let Some(used) = log.pod(&uid.0) else {
+            view.unknown_pods += 1;
+            continue;
+        };
+        let pod = waste_pod(pod, held_gpus, used, now_millis);
+        view.used_gpus = Some(view.used_gpus.unwrap_or(0.0) + pod.used_gpus);
+        if pod.idle {
+            view.idle_pods += 1;
+            view.idle_gpus += held_gpus;
+        }
+        view.pods.push(pod);
+    }
+    let order = |a: &WastePod, b: &WastePod| {
+        let by_waste = b.wasted_gpus.partial_cmp(&a.wasted_gpus).unwrap_or(Ordering::Equal);
+        by_waste.then_with(|| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)))
+    };
+    view.pods.sort_by(order);
+    view.pods.truncate(SHOWN);
+    view
+}
+
+fn held(state: &State, uid: &tessera_core::units::PodUid, pod: &GpuPod) -> f64 {
+    let node = pod.node.as_ref().and_then(|name| state.ledger().node(name));
+    let (Some(node), Some(grant)) = (node, state.ledger().grant(uid)) else { return 0.0 };
+    let part = |(index, usage)| node.node().gpu(index).map_or(0.0, |gpu| taken(gpu, usage));
+    grant.footprint().map(part).sum()
+}
+
+fn waste_pod(pod: &GpuPod, held_gpus: f64, used: &PodUse, now_millis: u64) -> WastePod {
+    let used_gpus = used.busy_percent / 100.0;
+    let idle_for = used.idle_since_millis.map(|since| now_millis.saturating_sub(since));
+    WastePod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        node: pod.node.as_ref().map(ToString::to_string).unwrap_or_default(),
+        held_gpus,
+        used_gpus,
+        wasted_gpus: (held_gpus - used_gpus).max(0.0),
+        memory_used_mib: used.memory_mib,
+        idle_since_millis: used.idle_since_millis,
+        idle: idle_for.is_some_and(|idle| idle >= IDLE_MILLIS),
+    }
+}

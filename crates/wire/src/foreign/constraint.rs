@@ -1,0 +1,316 @@
+//! Constraints of pods on nodes in Kubernetes' form: taints, tolerations, affinity, spreading,
+//! ports, volumes and conditions.
+
+use std::collections::BTreeMap;
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use tessera_core::constraint::{NodeConstraints, NodeExpression, NodeOperator, NodeTerm, PodConstraints};
+use tessera_core::taint::{Taint, TaintEffect, Toleration};
+
+use crate::foreign::dialect::Dialect;
+use crate::foreign::objects::{Amounts, Condition, Node, PodSpec, null_as_default};
+use crate::foreign::quantity::Quantity;
+
+/// Type of the condition by which a scheduler reports on a pod.
+const POD_SCHEDULED: &str = "PodScheduled";
+
+/// Affinity of a pod, reduced to what Tessera reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Affinity {
+    /// True if an affinity has preferred terms, which kube-scheduler scores but does not enforce.
+    pub has_preferred: bool,
+    /// Terms of the required node affinity, of which a node must match one.
+    pub node_terms: Option<Vec<NodeTerm>>,
+    /// True if the pod requires other pods near its node.
+    pub requires_pods: bool,
+    /// True if the pod requires other pods to be away from its node.
+    pub excludes_pods: bool,
+}
+
+/// Topology spread constraints of a pod, reduced to what Tessera reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spreading {
+    /// True if a constraint is only preferred (`ScheduleAnyway`).
+    pub has_preferred: bool,
+    /// True if a constraint is required (`DoNotSchedule`).
+    pub has_required: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AffinityObject {
+    #[serde(deserialize_with = "null_as_default")]
+    node_affinity: NodeAffinity,
+    #[serde(deserialize_with = "null_as_default")]
+    pod_affinity: PodTerms,
+    #[serde(deserialize_with = "null_as_default")]
+    pod_anti_affinity: PodTerms,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelectorObject>,
+    #[serde(
+        rename = "preferredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "null_as_default"
+    )]
+    preferred: Vec<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodTerms {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution", deserialize_with = "null_as_default")]
+    required: Vec<IgnoredAny>,
+    #[serde(
+        rename = "preferredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "null_as_default"
+    )]
+    preferred: Vec<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct NodeSelectorObject {
+    #[serde(deserialize_with = "null_as_default")]
+    node_selector_terms: Vec<TermObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct TermObject {
+    #[serde(deserialize_with = "null_as_default")]
+    match_expressions: Vec<ExpressionObject>,
+    #[serde(deserialize_with = "null_as_default")]
+    match_fields: Vec<ExpressionObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ExpressionObject {
+    #[serde(deserialize_with = "null_as_default")]
+    key: String,
+    #[serde(deserialize_with = "null_as_default")]
+    operator: String,
+    #[serde(deserialize_with = "null_as_default")]
+    values: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TaintObject {
+    #[serde(deserialize_with = "null_as_default")]
+    key: String,
+    #[serde(deserialize_with = "null_as_default")]
+    operator: String,
+    #[serde(deserialize_with = "null_as_default")]
+    value: String,
+    #[serde(deserialize_with = "null_as_default")]
+    effect: String,
+}
+
+/// Deserializes the affinity of a pod.
+pub(crate) fn affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Affinity, D::Error> {
+    let AffinityObject { node_affinity, pod_affinity, pod_anti_affinity } = null_as_default(deserializer)?;
+    let preferred = [&node_affinity.preferred, &pod_affinity.preferred, &pod_anti_affinity.preferred];
+    let terms = node_affinity.required.map(|selector| selector.node_selector_terms.into_iter());
+    Ok(Affinity {
+        has_preferred: preferred.iter().any(|terms| !terms.is_empty()),
+        node_terms: terms.map(|terms| terms.map(NodeTerm::from).collect()),
+        requires_pods: !pod_affinity.required.is_empty(),
+        excludes_pods: !pod_anti_affinity.required.is_empty(),
+    })
+}
+
+/// Deserializes the topology spread constraints of a pod.
+pub(crate) fn spreading<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spreading, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Constraint {
+        #[serde(deserialize_with = "null_as_default")]
+        when_unsatisfiable: String,
+    }
+    let all: Vec<Constraint> = null_as_default(deserializer)?;
+    let is_preferred = |constraint: &Constraint| constraint.when_unsatisfiable == "ScheduleAnyway";
+    Ok(Spreading {
+        has_preferred: all.iter().any(is_preferred),
+        has_required: all.iter().any(|constraint| !is_preferred(constraint)),
+    })
+}
+
+/// Deserializes the taints of a node. Taints of unknown effects are skipped.
+pub(crate) fn taints<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Taint>, D::Error> {
+    let all: Vec<TaintObject> = null_as_default(deserializer)?;
+    let read = |taint: TaintObject| {
+        Some(Taint { effect: effect(&taint.effect)?, key: taint.key, value: taint.value })
+    };
+    Ok(all.into_iter().filter_map(read).collect())
+}
+
+/// Deserializes the tolerations of a pod. Those that the API server adds to every pod are skipped:
+/// they concern evictions, and thousands of pods would carry them.
+pub(crate) fn tolerations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Toleration>, D::Error> {
+    const ADDED: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+    let all: Vec<TaintObject> = null_as_default(deserializer)?;
+    let is_added = |taint: &TaintObject| taint.effect == "NoExecute" && ADDED.contains(&taint.key.as_str());
+    let read = |taint: TaintObject| {
+        let value = match taint.operator.as_str() {
+            "Exists" => None,
+            "" | "Equal" => Some(taint.value),
+            _ => return None,
+        };
+        let effect = if taint.effect.is_empty() { None } else { Some(effect(&taint.effect)?) };
+        Some(Toleration { key: taint.key, value, effect })
+    };
+    Ok(all.into_iter().filter(|taint| !is_added(taint)).filter_map(read).collect())
+}
+
+fn effect(text: &str) -> Option<TaintEffect> {
+    match text {
+        "NoSchedule" => Some(TaintEffect::NoSchedule),
+        "PreferNoSchedule" => Some(TaintEffect::PreferNoSchedule),
+        "NoExecute" => Some(TaintEffect::NoExecute),
+        _ => None,
+    }
+}
+
+/// Deserializes the ports of a container into whether one of them is a port of the host.
+pub(crate) fn has_host_ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Port {
+        host_port: Option<u32>,
+    }
+    let all: Vec<Port> = null_as_default(deserializer)?;
+    Ok(all.iter().any(|port| port.host_port.unwrap_or(0) > 0))
+}
+
+/// Deserializes the volumes of a pod into whether one of them may exist on some nodes only.
+pub(crate) fn has_bound_volumes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Volume {
+        persistent_volume_claim: Option<IgnoredAny>,
+        ephemeral: Option<IgnoredAny>,
+    }
+    let all: Vec<Volume> = null_as_default(deserializer)?;
+    Ok(all.iter().any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()))
+}
+
+/// Deserializes the conditions of a pod into the one by which a scheduler reports that it cannot
+/// place the pod.
+pub(crate) fn unscheduled<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Box<Condition>>, D::Error> {
+    let all: Vec<Condition> = null_as_default(deserializer)?;
+    let mut found =
+        all.into_iter().filter(|condition| condition.kind == POD_SCHEDULED && condition.status == "False");
+    Ok(found.next().map(Box::new))
+}
+
+impl From<TermObject> for NodeTerm {
+    fn from(TermObject { match_expressions, match_fields }: TermObject) -> Self {
+        let read = |all: Vec<ExpressionObject>| all.into_iter().map(NodeExpression::from).collect();
+        Self { labels: read(match_expressions), fields: read(match_fields) }
+    }
+}
+
+impl From<ExpressionObject> for NodeExpression {
+    fn from(ExpressionObject { key, operator, values }: ExpressionObject) -> Self {
+        let operator = match operator.as_str() {
+            "In" => NodeOperator::In,
+            "NotIn" => NodeOperator::NotIn,
+            "Exists" => NodeOperator::Exists,
+            "DoesNotExist" => NodeOperator::DoesNotExist,
+            "Gt" => NodeOperator::Gt,
+            "Lt" => NodeOperator::Lt,
+            _ => NodeOperator::Undefined,
+        };
+        Self { key, operator, values }
+    }
+}
+
+/// Returns the properties of a node that constraints of pods refer to.
+#[must_use]
+pub fn of_node(node: &Node) -> NodeConstraints {
+    NodeConstraints {
+        unschedulable: node.spec.unschedulable,
+        taints: node.spec.taints.clone(),
+        labels: node.metadata.labels.clone(),
+        other_resources: other_resources([&node.status.allocatable]),
+    }
+}
+
+impl PodSpec {
+    /// Returns the constraints that can be checked against a single node.
+    #[must_use]
+    pub fn constraints(&self) -> PodConstraints {
+        let requested = self.containers_with_roles().flat_map(|(container, _)| {
+            [&container.resources.limits, &container.resources.requests].into_iter()
+        });
+        PodConstraints {
+            node_selector: self.node_selector.clone(),
+            node_terms: self.affinity.node_terms.clone(),
+            tolerations: self.tolerations.clone(),
+            other_resources: other_resources(requested),
+        }
+    }
+
+    /// Returns the constraints of the pod that depend on other pods, volumes or ports, and that only
+    /// kube-scheduler checks.
+    #[must_use]
+    pub fn unchecked_constraints(&self) -> Vec<&'static str> {
+        let has_ports = self.containers_with_roles().any(|(container, _)| container.has_host_ports);
+        let all = [
+            (self.affinity.requires_pods, "required pod affinity"),
+            (self.affinity.excludes_pods, "required pod anti-affinity"),
+            (self.spreading.has_required, "topology spread constraints"),
+            (self.has_bound_volumes, "the nodes of its volumes"),
+            (has_ports, "ports of the host"),
+        ];
+        all.into_iter().filter(|(applies, _)| *applies).map(|(_, text)| text).collect()
+    }
+
+    /// Returns the names of requested GPU resources that Tessera does not serve, such as
+    /// `nvidia.com/mig-1g.5gb` or `nvidia.com/gpumem`, sorted.
+    #[must_use]
+    pub fn unserved_gpu_resources(&self) -> Vec<String> {
+        const PREFIXES: [&str; 7] = [
+            "nvidia.com/",
+            "aliyun.com/gpu",
+            "tencent.com/vcuda",
+            "volcano.sh/vgpu",
+            "amd.com/gpu",
+            "gpu.intel.com/",
+            "4paradigm.com/vgpu",
+        ];
+        let names = self.containers_with_roles().flat_map(|(container, _)| container.resources.extended());
+        let is_unserved = |name: &&str| {
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !Dialect::RESOURCES.contains(name)
+        };
+        let mut unserved: Vec<String> = names.filter(is_unserved).map(str::to_owned).collect();
+        unserved.sort_unstable();
+        unserved.dedup();
+        unserved
+    }
+}
+
+/// Returns the largest amount of each extended resource that is not a GPU resource of Tessera.
+fn other_resources<'a>(all: impl IntoIterator<Item = &'a Amounts>) -> BTreeMap<String, u64> {
+    let mut largest = BTreeMap::new();
+    for (name, amount) in all.into_iter().flatten() {
+        let is_other = name.contains('/') && !Dialect::RESOURCES.contains(&name.as_str());
+        let amount = amount.0.parse::<Quantity>().ok().and_then(Quantity::whole).unwrap_or(0);
+        if is_other && amount > 0 {
+            let known = largest.entry(name.clone()).or_insert(0);
+            *known = amount.max(*known);
+        }
+    }
+    largest
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+use tessera_core::taint::{untolerated_hard, untolerated_soft};
+
+use super::*;
+use crate::foreign::objects::{NodeSpec, PodStatus};
+
+/// Compares the numbers of soft and hard taints that the pod does not tolerate.
+fn check(taints: &str, tolerations: &str, soft: usize, hard: bool) {
+    let node: NodeSpec = serde_json::from_str(&format!(r#"{{"taints":{taints}}}"#)).unwrap();
+    let pod: PodSpec = serde_json::from_str(&format!(r#"{{"tolerations":{tolerations}}}"#)).unwrap();
+    let found = untolerated_soft(&node.taints, &pod.tolerations);
+    let is_kept_off = untolerated_hard(&node.taints, &pod.tolerations).is_some();
+    assert_eq!((found, is_kept_off), (soft, hard), "{taints} {tolerations}");
+}
+
+#[test]
+fn matches_tolerations_like_kubernetes() {
+    const SPOT: &str = r#"[{"key":"spot","value":"yes","effect":"PreferNoSchedule"}]"#;
+    check("null", "null", 0, false);
+    check(r#"[{"key":"hard","effect":"NoSchedule"},{"key":"out","effect":"NoExecute"}]"#, "[]", 0, true);
+    check(r#"[{"key":"hard","effect":"NoSchedule"}]"#, r#"[{"key":"hard","operator":"Exists"}]"#, 0, false);
+    check(SPOT, "[]", 1, false);
+    check(SPOT, r#"[{"key":"spot","operator":"Exists"}]"#, 0, false);
+    check(SPOT, r#"[{"key":"spot","operator":"Exists","effect":"NoSchedule"}]"#, 1, false);
+    check(SPOT, r#"[{"key":"spot","value":"yes","effect":"PreferNoSchedule"}]"#, 0, false);
+    check(SPOT, r#"[{"key":"spot","operator":"Equal","value":"no"}]"#, 1, false);
+    check(SPOT, r#"[{"operator":"Exists"}]"#, 0, false);
+    check(SPOT, r#"[{"key":"spot","operator":"Gt","value":"1"}]"#, 1, false);
+    let two = r#"[{"key":"a","effect":"PreferNoSchedule"},{"key":"b","effect":"PreferNoSchedule"}]"#;
+    check(two, r#"[{"key":"a","operator":"Exists"}]"#, 1, false);
+}
+
+#[test]
+fn reads_every_constraint_of_a_pod() {
+    let spec: PodSpec = serde_json::from_str(
+        r#"{"nodeSelector":{"zone":"a"},
+            "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
+                {"matchExpressions":[{"key":"gen","operator":"Gt","values":["6"]}],
+                 "matchFields":[{"key":"metadata.name","operator":"In","values":["n"]}]}]}},
+              "podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"t"}]},
+              "podAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"t"}]}},
+            "topologySpreadConstraints":[{"whenUnsatisfiable":"DoNotSchedule"}],
+            "volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"c"}}],
+            "tolerations":[{"key":"node.kubernetes.io/not-ready","operator":"Exists","effect":"NoExecute"}],
+            "containers":[{"name":"c","ports":[{"hostPort":80,"containerPort":80}],
+              "resources":{"limits":{"nvidia.com/gpu":"1","nvidia.com/gpumem":"3k","cpu":"4","rdma/hca":"1"}}}]}"#,
+    )
+    .unwrap();
+    let constraints = spec.constraints();
+    assert_eq!(constraints.node_selector["zone"], "a");
+    let terms = constraints.node_terms.unwrap();
+    assert_eq!((terms[0].labels[0].operator, terms[0].fields[0].values.len()), (NodeOperator::Gt, 1));
+    assert!(constraints.tolerations.is_empty(), "the API server adds this toleration to every pod");
+    assert_eq!(
+        constraints.other_resources,
+        BTreeMap::from([("nvidia.com/gpumem".to_owned(), 3000), ("rdma/hca".to_owned(), 1)])
+    );
+    assert_eq!(spec.unserved_gpu_resources(), ["nvidia.com/gpumem"]);
+    let unchecked = [
+        "required pod affinity",
+        "required pod anti-affinity",
+        "topology spread constraints",
+        "the nodes of its volumes",
+        "ports of the host",
+    ];
+    assert_eq!(spec.unchecked_constraints(), unchecked);
+    assert!(PodSpec::default().unchecked_constraints().is_empty());
+}
+
+#[test]
+fn keeps_only_the_verdict_of_the_scheduler() {
+    let status: PodStatus = serde_json::from_str(
+        r#"{"conditions":[{"type":"Ready","status":"False"},
+            {"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/3 nodes",
+             "lastTransitionTime":"2026-01-01T00:00:00Z"}]}"#,
+    )
+    .unwrap();
+    let verdict = status.unscheduled.unwrap();
+    assert_eq!((verdict.reason.as_str(), verdict.message.as_str()), ("Unschedulable", "0/3 nodes"));
+    let placed = r#"{"conditions":[{"type":"PodScheduled","status":"True"}]}"#;
+    assert_eq!(serde_json::from_str::<PodStatus>(placed).unwrap().unscheduled, None);
+}

@@ -1,0 +1,295 @@
+//! The one function behind every explanation, whether the scheduler or a kubectl plugin makes it.
+
+use std::collections::BTreeMap;
+
+use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason};
+use tessera_core::constraint::{NodeConstraints, PodConstraints};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::PodGrant;
+use tessera_core::ledger::NodeGrant;
+use tessera_core::node::NodeState;
+use tessera_core::placement::{PlacementError, place};
+use tessera_core::preemption::RunningPod;
+use tessera_core::quota::{GpuAmount, QuotaLabels};
+use tessera_core::remedy;
+use tessera_core::request::{PodRequest, Request};
+use tessera_core::units::{Count, NodeName, PodUid};
+
+use super::{
+    KubeSchedulerReport, NodeExplanation, PodExplanation, Relief, Room, SmallerRequest, request_text,
+};
+use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit};
+use crate::foreign::objects::Pod;
+use crate::tessera::grant;
+use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
+
+/// Largest number of nodes on which pods are searched whose end would help. Trying all sets of pods
+/// on thousands of nodes would take minutes.
+const MAX_SEARCHED_NODES: usize = 64;
+
+/// Facts about the cluster that explanations need.
+pub trait ClusterFacts: PolicyResolver {
+    /// Returns a node, or the reason why it takes no pods.
+    fn node(&self, name: &NodeName) -> Result<NodeFacts<'_>, RejectReason>;
+    /// Returns the quotas and their use.
+    fn quota(&self) -> QuotaState<'_>;
+    /// Returns all grants on a node.
+    fn grants_on(&self, name: &NodeName) -> Vec<&PodGrant>;
+    /// Returns the grant of a placed pod, or `None` if its GPUs are unknown.
+    fn known_grant(&self, uid: &PodUid) -> Option<&PodGrant>;
+    /// Returns a pod as NAMESPACE/NAME.
+    fn pod_name(&self, uid: &PodUid) -> Option<String>;
+    /// Returns the memory unit of nodes that do not publish theirs.
+    fn default_unit(&self) -> MemoryUnit;
+}
+
+/// Facts about one node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFacts<'a> {
+    /// GPUs of the node and what its pods use of them.
+    pub state: &'a NodeState,
+    /// Size of one unit of `aliyun.com/gpu-mem` on the node.
+    pub unit: MemoryUnit,
+    /// Dialects that the node serves.
+    pub dialects: DialectSet,
+    /// Labels that quotas refer to.
+    pub quota_labels: &'a QuotaLabels,
+    /// Properties that constraints of pods refer to.
+    pub constraints: &'a NodeConstraints,
+}
+
+/// Collects the verdicts of all nodes on one pod. The caller calls [`Explainer::judge`] for every
+/// node, then [`Explainer::find_relief`] for every node if [`Explainer::needs_relief`], so that it
+/// may release a lock between two nodes.
+#[derive(Debug)]
+pub struct Explainer<'a> {
+    pod: &'a Pod,
+    parsed: ParsedPod<'a>,
+    constraints: PodConstraints,
+    is_hypothetical: bool,
+    explanation: PodExplanation,
+    scores: Vec<(f64, usize)>,
+    /// Nodes without enough free GPUs, and whether evictions could help.
+    short_of_gpus: BTreeMap<NodeName, bool>,
+    smaller: LargestRequests,
+}
+
+impl<'a> Explainer<'a> {
+    /// Starts the explanation of a pod. `is_hypothetical` is true for a pod that does not exist.
+    pub fn new(facts: &impl ClusterFacts, pod: &'a Pod, is_hypothetical: bool) -> Result<Self, BadPodObject> {
+        let parsed = ParsedPod::of(facts, pod)?;
+        let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+        let waits = placed_on.is_none() && !is_hypothetical;
+        let report = pod.status.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
+        let unit = match &placed_on {
+            Some(node) => {
+                facts.node(&NodeName(node.clone())).map_or_else(|_| facts.default_unit(), |node| node.unit)
+            }
+            None => facts.default_unit(),
+        };
+        let unchecked = pod.spec.unchecked_constraints().into_iter().map(str::to_owned);
+        let explanation = PodExplanation {
+            namespace: pod.metadata.namespace.clone(),
+            pod: pod.metadata.name.clone(),
+            asks: request_text::of_pod(&pod.spec, unit),
+            holds: holds(
+                facts.known_grant(&PodUid(pod.metadata.uid.clone())).filter(|_| placed_on.is_some()),
+            ),
+            placement_reason: pod.metadata.annotations.get(grant::REASON_KEY).cloned(),
+            waits,
+            kube_scheduler: report.filter(|_| waits),
+            unchecked: if placed_on.is_none() { unchecked.collect() } else { Vec::new() },
+            unserved: pod.spec.unserved_gpu_resources(),
+            policy: parsed.policy.to_string(),
+            placed_on,
+            ..PodExplanation::default()
+        };
+        let constraints = pod.spec.constraints();
+        let (scores, short_of_gpus, smaller) = Default::default();
+        Ok(Self { pod, parsed, constraints, is_hypothetical, explanation, scores, short_of_gpus, smaller })
+    }
+
+    /// Adds the verdict of one node.
+    pub fn judge(&mut self, facts: &impl ClusterFacts, name: &NodeName) {
+        let (mut view, score) = self.verdict(facts, name);
+        view.fits = view.would_do && self.is_hypothetical;
+        if let Some(score) = score {
+            self.scores.push((score, self.explanation.nodes.len()));
+        }
+        if view.fits
+            && let Ok(node) = facts.node(name)
+        {
+            self.explanation.room.push(Room { node: name.to_string(), pods: self.room(&node) });
+        }
+        self.explanation.nodes.push(view);
+    }
+
+    fn verdict(&mut self, facts: &impl ClusterFacts, name: &NodeName) -> (NodeExplanation, Option<f64>) {
+        let node = match facts.node(name) {
+            Ok(node) => node,
+            Err(reason) => return (NodeExplanation::rejected(&name.0, &reason.into()), None),
+        };
+        let offer = NodeOffer {
+            state: node.state,
+            serves: node.dialects.covers(self.parsed.shape.dialects),
+            quota_labels: node.quota_labels,
+        };
+        let request = self.parsed.request(node.unit);
+        let query =
+            PodQuery { namespace: self.parsed.namespace, request: &request, policy: &self.parsed.policy };
+        let verdict = Admission { offer, query, quota: Some(facts.quota()) }.verdict_with_host();
+        // A node without GPUs, or without this kind of GPU, is rejected for that and not for its taints.
+        let concerns_gpus = match &verdict {
+            NodeVerdict::Fits(_) => true,
+            NodeVerdict::Rejected(rejection) => lacks_gpus(&rejection.reason),
+        };
+        if concerns_gpus && let Some(unmet) = self.constraints.unmet_on(&name.0, node.constraints) {
+            return (NodeExplanation::unmet(&name.0, &unmet), None);
+        }
+        if let NodeVerdict::Rejected(rejection) = &verdict
+            && lacks_gpus(&rejection.reason)
+        {
+            self.short_of_gpus.insert(name.clone(), rejection.reason.may_resolve());
+        }
+        NodeExplanation::new(&name.0, &request, verdict)
+    }
+
+    /// Returns whether the pod has a node, so that no other node is of interest.
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        self.explanation.placed_on.is_some()
+    }
+
+    /// Returns whether the pod waits and no node would do, so that relief is of interest.
+    #[must_use]
+    pub fn needs_relief(&self) -> bool {
+        !self.is_placed() && self.scores.is_empty()
+    }
+
+    /// Searches pods of one node whose end would help, and smaller requests. If a quota, a
+    /// constraint or the host's CPU is the obstacle, neither helps.
+    pub fn find_relief(&mut self, facts: &impl ClusterFacts, name: &NodeName) {
+        let (Some(may_resolve), Ok(node)) = (self.short_of_gpus.get(name).copied(), facts.node(name)) else {
+            return;
+        };
+        let request = gpus_only(&self.parsed.request(node.unit));
+        let dialect = self.dialect(node.unit);
+        for less in remedy::smaller_requests(node.state, &request, &self.parsed.policy) {
+            if let Some(text) = dialect.and_then(|dialect| request_text::of_request(dialect, less, node.unit))
+            {
+                self.smaller.offer(less, text, &name.0);
+            }
+        }
+        if !may_resolve || self.searched() >= MAX_SEARCHED_NODES {
+            return;
+        }
+        let grants = facts.grants_on(name);
+        let holder = |grant| RunningPod {
+            grant: NodeGrant::Held(grant),
+            priority: 0,
+            quota_released: GpuAmount::default(),
+        };
+        let holders: Vec<RunningPod<'_>> = grants.iter().copied().map(holder).collect();
+        let ends = remedy::pods_to_end(node.state, &holders, &request, &self.parsed.policy);
+        let pods: Vec<String> = ends.iter().flatten().filter_map(|uid| facts.pod_name(uid)).collect();
+        self.explanation.relief.push(Relief { node: name.to_string(), pods });
+    }
+
+    fn searched(&self) -> usize {
+        self.explanation.relief.len()
+    }
+
+    fn dialect(&self, unit: MemoryUnit) -> Option<Dialect> {
+        self.pod.spec.claims(unit).ok()?.first().map(|claim| claim.dialect)
+    }
+
+    /// Counts how many pods like this one fit on a node, one after the other, without quotas.
+    fn room(&self, node: &NodeFacts<'_>) -> usize {
+        // Any number of pods without GPUs would fit.
+        if !self.parsed.wants_gpu() {
+            return 0;
+        }
+        let request = self.parsed.request(node.unit);
+        let mut state = node.state.clone();
+        let mut pods = 0;
+        while let Ok(placement) = place(&state, &request, &self.parsed.policy, GpuSet::EMPTY) {
+            let containers = placement.grants(&request);
+            let (cpu, memory) = (request.cpu, request.memory);
+            let node = state.node().name.clone();
+            state.add(&PodGrant { pod: "one more".into(), node, cpu, memory, containers });
+            pods += 1;
+        }
+        pods
+    }
+
+    /// Returns the explanation with its summary.
+    #[must_use]
+    pub fn finish(mut self) -> PodExplanation {
+        self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        for (rank, (_, position)) in self.scores.iter().enumerate() {
+            self.explanation.nodes[*position].rank = Some(rank + 1);
+        }
+        let mut explanation = self.explanation;
+        explanation.relief.retain(|relief| !relief.pods.is_empty());
+        explanation.relief.sort_by_key(|relief| relief.pods.len());
+        explanation.smaller = self.smaller.into_list();
+        let (would_do, nodes) = (self.scores.len(), Count(explanation.nodes.len(), "node"));
+        explanation.summary = match (&explanation.placed_on, explanation.waits) {
+            (Some(node), _) => format!("placed on node {node}"),
+            (None, true) => format!("waits; the GPUs of {would_do} of {nodes} would do"),
+            (None, false) => format!("fits on {would_do} of {nodes}"),
+        };
+        explanation
+    }
+}
+
+/// Returns whether more free GPUs would change the verdict.
+fn lacks_gpus(reason: &RejectReason) -> bool {
+    match reason {
+        RejectReason::Placement(error) => {
+            !matches!(error, PlacementError::Cpu | PlacementError::Memory | PlacementError::NoGpu)
+        }
+        _ => false,
+    }
+}
+
+/// Drops CPU and memory from a request. kube-scheduler checks them, and relief concerns only GPUs.
+fn gpus_only(request: &PodRequest) -> PodRequest {
+    PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
+}
+
+fn holds(grant: Option<&PodGrant>) -> Vec<String> {
+    let footprint = grant.into_iter().flat_map(PodGrant::footprint);
+    footprint
+        .map(|(gpu, usage)| match (usage.whole, usage.compute_percent.0) {
+            (true, _) => format!("GPU{gpu}: whole GPU"),
+            (false, 0) => format!("GPU{gpu}: {}", usage.memory),
+            (false, _) => format!("GPU{gpu}: {} and {}", usage.compute_percent, usage.memory),
+        })
+        .collect()
+}
+
+/// The largest smaller request of each kind, with the first node where it fits.
+#[derive(Debug, Default)]
+struct LargestRequests(BTreeMap<u8, (u64, SmallerRequest)>);
+
+impl LargestRequests {
+    fn offer(&mut self, request: Request, words: String, node: &str) {
+        // Shares can shrink in compute or in memory, so the product compares them.
+        let (kind, size) = match request {
+            Request::Whole(count) => (0, u64::from(count)),
+            Request::Memory(memory) => (1, memory.0),
+            Request::Share { compute_percent, memory } => {
+                (2, u64::from(compute_percent.0).saturating_mul(memory.0))
+            }
+        };
+        let better = self.0.get(&kind).is_none_or(|(known, _)| size > *known);
+        if better {
+            self.0.insert(kind, (size, SmallerRequest { request: words, node: node.to_owned() }));
+        }
+    }
+
+    fn into_list(self) -> Vec<SmallerRequest> {
+        self.0.into_values().map(|(_, smaller)| smaller).collect()
+    }
+}
