@@ -12,7 +12,7 @@ use tessera_core::units::GpuIndex;
 pub enum BadTable {
     /// The file is not JSON of the expected form.
     #[error("expected {{\"<instance type>\": {{\"<size>\": [[0, 1], ...]}}}}: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// A set has the wrong size or contains an invalid GPU index.
     #[error(
         "{instance_type}: set {set:?} is listed under {size}; list {size} different indexes below {}",
@@ -30,7 +30,8 @@ pub enum BadTable {
 
 /// Parses a table.
 pub fn parse(json: &str) -> Result<StaticTable, BadTable> {
-    let file: BTreeMap<String, BTreeMap<usize, Vec<Vec<u8>>>> = serde_json::from_str(json)?;
+    let file: BTreeMap<String, BTreeMap<usize, Vec<Vec<u8>>>> =
+        serde_json::from_str(json).map_err(BadTable::Json)?;
     let mut sets = BTreeMap::new();
     for (instance_type, sizes) in file {
         let mut by_size = BTreeMap::new();
