@@ -302,6 +302,9 @@ fn admission_policies_know_the_keys_of_grants() {
     ] {
         assert!(policies.iter().all(|text| text.contains(key)), "{key}");
     }
+    // Only the scheduler writes why it chose the GPUs of a pod.
+    let of_reason = policies.iter().filter(|text| text.contains("tessera[.]dev/placement-reason"));
+    assert_eq!(of_reason.count(), 2);
     let (_, role) = objects("agent").into_iter().find(|(_, object)| object["kind"] == "ClusterRole").unwrap();
     let right =
         serde_json::json!({ "apiGroups": ["tessera.dev"], "resources": ["grants"], "verbs": ["write"] });

@@ -67,7 +67,7 @@ fn errors_about_values_say_what_to_write() {
     );
     check(&["demo", "--for", "soon"], 2, &["30s or 2m"]);
     check(&["demo", "--pods", "-1"], 2, &["--pods: write a rate"]);
-    check(&["demo", "--nodes", "1"], 2, &["--nodes 2 or more"]);
+    check(&["demo", "--nodes", "0"], 2, &["--nodes 1 or more"]);
     check(&["demo", "--topology", "none"], 2, &["cannot read none"]);
     check(
         &["demo", "--kubeconfig-out", "/nonexistent/k"],

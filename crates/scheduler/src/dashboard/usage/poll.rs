@@ -20,8 +20,8 @@ const READY_INTERVAL: Duration = Duration::from_secs(1);
 /// Agents asked per second on average, so that a large cluster costs the scheduler little.
 const AGENTS_PER_SECOND: u32 = 20;
 
-/// Agents asked at a time.
-const MAX_CONCURRENT: usize = 4;
+/// Agents asked at a time, half of what the reader allows, so that pages of users do not wait for silent agents.
+const MAX_CONCURRENT: usize = 2;
 
 /// Asks all agents again and again.
 pub(crate) async fn poll(app: Arc<App>) {
@@ -37,12 +37,19 @@ pub(crate) async fn poll(app: Arc<App>) {
 }
 
 /// Asks every agent once. Returns the number of nodes.
-async fn round(app: &App) -> usize {
+async fn round(app: &Arc<App>) -> usize {
     let begun = millis(app);
-    let mut agents = Vec::new();
-    app.for_each_node(|state, name| {
-        agents.extend(node::agent(state, &name.0).map(|agent| (name.clone(), agent)))
+    let worker = Arc::clone(app);
+    // Views of a large cluster take a while, and must not delay answers to kube-scheduler.
+    let listed = tokio::task::spawn_blocking(move || {
+        let mut agents = Vec::new();
+        worker.for_each_node(|state, name| {
+            agents.extend(node::agent(state, &name.0).map(|agent| (name.clone(), agent)));
+        });
+        (agents, cluster::cluster(&*worker).gpus.taken)
     });
+    // A panic was logged when it happened.
+    let Ok((agents, held)) = listed.await else { return 0 };
     let nodes = agents.len();
     stream::iter(agents)
         .for_each_concurrent(MAX_CONCURRENT, async |(NodeName(name), agent)| {
@@ -52,7 +59,6 @@ async fn round(app: &App) -> usize {
             }
         })
         .await;
-    let held = cluster::cluster(app).gpus.taken;
     with_log(app, |log| log.end_round(begun, held));
     nodes
 }
