@@ -245,7 +245,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         // A tenant that is not limited yet by its ceiling is asked a second time.
         let margins = [self.extension_margin_ns(running.tenant), EXTENSION_MARGIN_NS, 0];
-        let next = margins.map(|margin| running.deadline - margin).into_iter().find(|&at| at > now);
+        let next =
+            margins.map(|margin| running.deadline.saturating_sub(margin)).into_iter().find(|&at| at > now);
         let next = next.unwrap_or(running.deadline);
         let current = &self.tenants[running.tenant];
         let waiting = self.tenants.iter().enumerate().filter(|(place, tenant)| {

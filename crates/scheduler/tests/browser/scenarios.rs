@@ -4,8 +4,8 @@ use std::pin::Pin;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use tessera_scheduler::dashboard::login::DASHBOARD_URL;
 use tessera_sim::reviews::{KnownToken, ReviewServer};
+use tessera_wire::tessera::page_rights;
 
 use crate::cluster::{Cluster, H100, Kind, Replica, T4, V100, agent, memory, node, pod, share, whole};
 use crate::pictures::sample;
@@ -527,7 +527,8 @@ async fn a_follower_names_the_leader(browser: &Browser) -> Result<()> {
 async fn a_token_logs_in_and_out(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     let reviews = ReviewServer::start().await?;
-    reviews.add("e30.e30.reader", KnownToken { user: "jane", audience: None, paths: &[DASHBOARD_URL] });
+    reviews
+        .add("e30.e30.reader", KnownToken { user: "jane", audience: None, paths: &[page_rights::DASHBOARD] });
     let url = cluster.replica.with_login(reviews.url()).await?;
     let send = async |token: &str| {
         browser.until("document.querySelector('#token')").await?;
