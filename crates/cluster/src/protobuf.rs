@@ -5,6 +5,9 @@
 
 mod schema;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::{HeaderValue, Request, Response, header};
@@ -44,12 +47,18 @@ enum ProtobufError {
     Json(#[from] serde_json::Error),
 }
 
-/// Returns the client for a watch of pods.
+/// Returns the client for a watch of pods. After an answer in protobuf that cannot be converted, it asks for JSON: the
+/// API server stores whatever a tenant writes in protobuf, also text that is not UTF-8, and would send the same event
+/// again and again.
 pub(crate) fn watching_pods(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
+    let unreadable = Arc::new(AtomicBool::new(false));
     let converted = tower::service_fn(move |request| {
-        let client = client.clone();
-        async move { client.send(prefer_protobuf(request)).await.map(to_json) }
+        let (client, unreadable) = (client.clone(), Arc::clone(&unreadable));
+        async move {
+            let request = if unreadable.load(Ordering::Relaxed) { request } else { prefer_protobuf(request) };
+            client.send(request).await.map(|answer| to_json(answer, unreadable))
+        }
     });
     Client::new(converted, namespace)
 }
@@ -62,30 +71,42 @@ fn prefer_protobuf<B>(mut request: Request<B>) -> Request<B> {
     request
 }
 
-/// Converts an answer in protobuf to JSON, and passes on all others.
-fn to_json<B>(answer: Response<B>) -> Response<UnsyncBoxBody<Bytes, BoxError>>
+/// Converts a watch in protobuf to JSON, and passes on all other answers. Errors come as one object in protobuf, which
+/// is not converted. `unreadable` is set if the watch must be repeated in JSON.
+fn to_json<B>(answer: Response<B>, unreadable: Arc<AtomicBool>) -> Response<UnsyncBoxBody<Bytes, BoxError>>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let kind = answer.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let is_protobuf = kind.is_some_and(|kind| kind.starts_with(PROTOBUF));
+    let is_watch = kind.is_some_and(|kind| kind.contains("stream=watch"));
+    if is_protobuf && !is_watch {
+        unreadable.store(true, Ordering::Relaxed);
+    }
     answer.map(|body| {
         let body = body.map_err(Into::into);
-        if is_protobuf { converted(body).boxed_unsync() } else { body.boxed_unsync() }
+        if is_protobuf && is_watch { converted(body, unreadable).boxed_unsync() } else { body.boxed_unsync() }
     })
 }
 
-fn converted<B>(body: B) -> impl http_body::Body<Data = Bytes, Error = BoxError> + Send
+fn converted<B>(
+    body: B,
+    unreadable: Arc<AtomicBool>,
+) -> impl http_body::Body<Data = Bytes, Error = BoxError> + Send
 where
     B: http_body::Body<Data = Bytes, Error = BoxError> + Send + 'static,
 {
     let chunks = Box::pin(body.into_data_stream());
-    let lines = stream::try_unfold((chunks, BytesMut::new()), async |(mut chunks, mut buffer)| {
+    let state = (chunks, BytesMut::new(), unreadable);
+    let lines = stream::try_unfold(state, async |(mut chunks, mut buffer, unreadable)| {
         loop {
-            let lines = take_lines(&mut buffer)?;
+            let lines = take_lines(&mut buffer).inspect_err(|error| {
+                tracing::warn!(%error, "cannot read a pod in protobuf; watching pods in JSON from now on");
+                unreadable.store(true, Ordering::Relaxed);
+            })?;
             if !lines.is_empty() {
-                return Ok(Some((Bytes::from(lines), (chunks, buffer))));
+                return Ok(Some((Bytes::from(lines), (chunks, buffer, unreadable))));
             }
             match chunks.next().await {
                 Some(chunk) => buffer.extend_from_slice(&chunk?),
@@ -319,7 +340,9 @@ mod tests {
             let body = StreamBody::new(stream::iter(chunks));
             let answer = Response::builder()
                 .header(header::CONTENT_TYPE, "application/vnd.kubernetes.protobuf;stream=watch");
-            let answer = to_json(answer.body(body).unwrap());
+            let unreadable = Arc::new(AtomicBool::new(false));
+            let answer = to_json(answer.body(body).unwrap(), Arc::clone(&unreadable));
+            assert!(!unreadable.load(Ordering::Relaxed));
             let text = answer.into_body().collect().await.unwrap().to_bytes();
             let lines: Vec<serde_json::Value> = text
                 .split_inclusive(|byte| *byte == b'\n')
@@ -327,6 +350,22 @@ mod tests {
                 .collect();
             assert_eq!(lines.len(), 2);
             assert_eq!((&lines[1]["type"], &lines[1]["object"]["code"]), (&"ERROR".into(), &410.into()));
+        }
+    }
+
+    /// A tenant can store text that is not UTF-8.
+    #[tokio::test]
+    async fn a_watch_that_cannot_be_read_is_repeated_in_json() {
+        let bad = field(1, &entry(12, "a", b"\xff\xfe"));
+        for (kind, body) in [
+            ("application/vnd.kubernetes.protobuf;stream=watch", frame("ADDED", "Pod", &bad)),
+            ("application/vnd.kubernetes.protobuf", b"k8s\0".to_vec()),
+        ] {
+            let unreadable = Arc::new(AtomicBool::new(false));
+            let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(Frame::data(Bytes::from(body)))]));
+            let answer = Response::builder().header(header::CONTENT_TYPE, kind).body(body).unwrap();
+            let _ = to_json(answer, Arc::clone(&unreadable)).into_body().collect().await;
+            assert!(unreadable.load(Ordering::Relaxed), "{kind}");
         }
     }
 

@@ -107,15 +107,15 @@ pub fn pages(app: Arc<App>, body_limit: usize, names: &[String], login: Option<L
         .route("/metrics", get(views::metrics))
         .route("/metrics/nodes", get(views::metrics_by_node))
         .merge(dashboard::routes(&app, body_limit));
+    // What readers send to a replica with a login must not go to one without.
     let router = match login {
         Some(login) => login.protect(router),
-        None => router,
+        None => {
+            let forwarded = (Arc::clone(&app), dashboard::Forwarder::default());
+            router.layer(middleware::from_fn_with_state(forwarded, dashboard::forward))
+        }
     };
-    let forwarded = (Arc::clone(&app), dashboard::Forwarder::default());
-    router
-        .layer(middleware::from_fn_with_state(forwarded, dashboard::forward))
-        .layer(middleware::from_fn(check))
-        .with_state(app)
+    router.layer(middleware::from_fn(check)).with_state(app)
 }
 
 /// Creates the router of the probes.

@@ -58,7 +58,8 @@ pub(crate) fn what_if(explanation: &PodExplanation, all: bool, paint: Paint) -> 
     text.push_str(&verdicts(explanation, all, paint));
     let total: usize = explanation.room.iter().map(|room| room.pods).sum();
     if total > 0 {
-        let _ = write!(text, "\n{} like this would fit now\n", Count(total, "pod"));
+        let least = if explanation.room.iter().any(|room| room.or_more) { "at least " } else { "" };
+        let _ = write!(text, "\n{least}{} like this would fit now\n", Count(total, "pod"));
     }
     text
 }

@@ -6,7 +6,7 @@
 
 mod poll;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use serde::Serialize;
 use tessera_wire::tessera::node_use::NodeUse;
@@ -58,18 +58,19 @@ pub struct HistoryPoint {
 }
 
 impl UsageLog {
-    /// Adds the answer of one agent. Containers whose busy time is unknown are skipped, because unknown is not idle.
-    pub fn observe(&mut self, now_millis: u64, node: &str, used: &NodeUse) {
-        let mut pods: HashMap<&str, (f64, Option<u64>)> = HashMap::new();
-        for container in &used.containers {
+    /// Adds the answer of one agent about the pods that hold GPUs of its node; what it says of others is ignored. Pods
+    /// with a share whose busy time is unknown are left out, because unknown is not idle.
+    pub fn observe(&mut self, now_millis: u64, node: &str, holders: &HashSet<String>, used: &NodeUse) {
+        let mut pods: HashMap<&str, (Option<f64>, Option<u64>)> = HashMap::new();
+        for container in used.containers.iter().filter(|container| holders.contains(&container.uid)) {
             for share in &container.gpus {
-                let Some(busy) = share.busy_percent else { continue };
-                let (sum, memory) = pods.entry(&container.uid).or_default();
-                *sum += busy;
+                let (sum, memory) = pods.entry(&container.uid).or_insert((Some(0.0), None));
+                *sum = sum.zip(share.busy_percent).map(|(sum, busy)| sum + busy);
                 *memory = share.memory_used_mib.map_or(*memory, |more| Some(memory.unwrap_or(0) + more));
             }
         }
-        for (uid, (busy_percent, memory_mib)) in pods {
+        let known = pods.into_iter().filter_map(|(uid, (busy, memory))| Some((uid, busy?, memory)));
+        for (uid, busy_percent, memory_mib) in known {
             let idle_before = self.pods.get(uid).and_then(|known| known.idle_since_millis);
             let is_idle = busy_percent < IDLE_PERCENT;
             let idle_since_millis = is_idle.then(|| idle_before.unwrap_or(now_millis));
@@ -117,6 +118,11 @@ impl UsageLog {
 mod tests {
     use super::*;
 
+    /// The pods that hold GPUs of the node.
+    fn holders() -> HashSet<String> {
+        HashSet::from(["u".to_owned()])
+    }
+
     fn answer(uid: &str, busy: Option<f64>) -> NodeUse {
         let share = busy.map_or(String::new(), |busy| format!(r#","busyPercent":{busy},"memoryUsedMiB":5"#));
         serde_json::from_str(&format!(
@@ -131,7 +137,7 @@ mod tests {
     fn idle_begins_with_the_first_sample_without_work() {
         let mut log = UsageLog::default();
         let mut observe = |now, busy| {
-            log.observe(now, "node", &answer("u", busy));
+            log.observe(now, "node", &holders(), &answer("u", busy));
             log.end_round(now, 1.0);
             log.pod("u").map(|used| used.idle_since_millis)
         };
@@ -147,7 +153,7 @@ mod tests {
         let mut log = UsageLog::default();
         for second in 0..60 * 400 {
             if second % 10 == 0 {
-                log.observe(second * 1000, "node", &answer("u", Some(50.0)));
+                log.observe(second * 1000, "node", &holders(), &answer("u", Some(50.0)));
                 log.end_round(second * 1000, 2.0);
             }
         }

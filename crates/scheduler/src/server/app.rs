@@ -71,8 +71,8 @@ pub struct Leadership {
 /// gives up after 5 s, and retries a pod whose call failed after 1 s at the earliest.
 const READY_WAIT: Duration = Duration::from_secs(3);
 
-/// Time after which a leading kube-scheduler without its extender is reported. It is longer than the longest lease, for
-/// which a restarted extender may have to wait.
+/// Time after which a leading kube-scheduler without its extender is reported. A restarted extender may have to wait for
+/// its lease, which is far shorter unless `--lease-seconds` or a slow API server lengthens it.
 const UNSERVED_LIMIT: Duration = Duration::from_secs(30);
 
 impl Leadership {

@@ -319,7 +319,7 @@ impl State {
     pub fn keep_reservation(&mut self, uid: &PodUid, now: Timestamp) {
         self.end_bind(uid, BindOutcome::Unknown, now);
         if let Some(booking) = self.bookings.current.get_mut(uid) {
-            booking.reserved = booking.in_flight == 0 && !booking.bound;
+            booking.reserved = !booking.bound;
         }
     }
 

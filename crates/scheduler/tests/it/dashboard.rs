@@ -326,7 +326,8 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
     let used = json!({"gpus": [], "containers": [container("idle", 0.0), container("half", 10.0), container("busy", 100.0),
         {"namespace": "team", "pod": "hidden", "uid": "uid-hidden", "container": "main", "gpus": [{"uuid": "g", "index": 2}]}]});
     let mut log = UsageLog::default();
-    log.observe(1000, "n", &serde_json::from_value(used).unwrap());
+    let holders = ["idle", "half", "busy", "hidden"].map(|name| format!("uid-{name}")).into();
+    log.observe(1000, "n", &holders, &serde_json::from_value(used).unwrap());
     log.end_round(1000, 3.5);
     let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS));
     assert_eq!((&view["heldGpus"], &view["unknownPods"]), (&json!(3.5), &json!(1)));

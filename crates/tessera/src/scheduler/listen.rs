@@ -144,7 +144,12 @@ impl ListenArguments {
                 "--verbs-on-loopback: this pod has the address {host} of its node (hostNetwork), so every program of \
                  the node could bind pods; give the pod a network of its own, or use --listen with certificates"
             ),
-            _ => Ok(()),
+            (Some(_), Some(_)) => Ok(()),
+            _ => bail!(
+                "--verbs-on-loopback needs the addresses of the pod and its node, to see that the pod has a network of \
+                 its own: set the environment variables POD_IP and HOST_IP from status.podIP and status.hostIP, as \
+                 deploy/scheduler-second does"
+            ),
         }
     }
 

@@ -99,12 +99,15 @@ pub struct SmallerRequest {
 
 /// Number of pods that fit on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Room {
     /// Name of the node.
     pub node: String,
     /// Number of pods.
     pub pods: usize,
+    /// True if more may fit, which was not counted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub or_more: bool,
 }
 
 /// Verdict of one node.

@@ -66,7 +66,7 @@ export function explanation(found) {
     summary(found),
     found.unchecked?.length > 0 && h("p", { class: "muted" }, t("explain.unchecked", { constraints: found.unchecked.join(", ") })),
     found.best.length > 0 && best(found.best, found.waits),
-    found.roomTotal > 0 && h("p", {}, t("explain.room", { n: count(found.roomTotal) })),
+    found.roomTotal > 0 && h("p", {}, t(found.roomOrMore ? "explain.roomOrMore" : "explain.room", { n: count(found.roomTotal) })),
     found.relief?.length > 0 && h("section", {}, h("h3", {}, t("explain.relief")),
       h("ul", { class: "plain" }, found.relief.map((one) => h("li", { "data-key": one.node }, nodeLink(one.node), ": ", one.pods.join(", "))))),
     found.smaller?.length > 0 && h("section", {}, h("h3", {}, t("explain.smaller")),

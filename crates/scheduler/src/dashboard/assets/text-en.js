@@ -174,6 +174,7 @@ export default {
   "explain.unserved": "The pod requests {resources}, which Tessera does not serve.",
   "explain.unchecked": "Only kube-scheduler checks: {constraints}.",
   "explain.room": "{n} {n|pod|pods} like this would fit now.",
+  "explain.roomOrMore": "At least {n} {n|pod|pods} like this would fit now.",
   "explain.relief": "Enough GPUs would be free if these pods ended",
   "explain.smaller": "Smaller requests for which GPUs are free now",
 

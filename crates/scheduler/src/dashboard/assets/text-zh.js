@@ -174,6 +174,7 @@ export default {
   "explain.unserved": "该 Pod 请求了 {resources}，Tessera 不提供这些资源。",
   "explain.unchecked": "仅由 kube-scheduler 检查：{constraints}。",
   "explain.room": "目前还可容纳 {n} 个这样的 Pod。",
+  "explain.roomOrMore": "目前至少还可容纳 {n} 个这样的 Pod。",
   "explain.relief": "以下 Pod 结束后将有足够的空闲 GPU",
   "explain.smaller": "目前有空闲 GPU 的较小请求",
 

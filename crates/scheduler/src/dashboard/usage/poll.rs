@@ -1,5 +1,6 @@
 //! Reads all agents in rounds while this replica leads.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::UsageLog;
 use crate::server::App;
 use crate::state::StateAccess as _;
 
-/// Shortest time between the begins of two rounds.
+/// Shortest pause between two rounds.
 const MIN_ROUND: Duration = Duration::from_secs(10);
 
 /// Time between two checks whether the replica has read the cluster.
@@ -23,8 +24,9 @@ const AGENTS_PER_SECOND: u32 = 20;
 /// Agents asked at a time, half of what the reader allows, so that pages of users do not wait for silent agents.
 const MAX_CONCURRENT: usize = 2;
 
-/// Asks all agents again and again.
+/// Asks all agents again and again. What an earlier term of this replica knew is outdated.
 pub(crate) async fn poll(app: Arc<App>) {
+    with_log(&app, |log| *log = UsageLog::default());
     loop {
         if !app.is_ready() {
             tokio::time::sleep(READY_INTERVAL).await;
@@ -44,7 +46,10 @@ async fn round(app: &Arc<App>) -> usize {
     let listed = tokio::task::spawn_blocking(move || {
         let mut agents = Vec::new();
         worker.for_each_node(|state, name| {
-            agents.extend(node::agent(state, &name.0).map(|agent| (name.clone(), agent)));
+            if let Some(agent) = node::agent(state, &name.0) {
+                let holders = state.ledger().grants_on(name).map(|grant| grant.pod.0.clone());
+                agents.push((name.clone(), agent, holders.collect::<HashSet<String>>()));
+            }
         });
         (agents, cluster::cluster(&*worker).gpus.taken)
     });
@@ -52,10 +57,10 @@ async fn round(app: &Arc<App>) -> usize {
     let Ok((agents, held)) = listed.await else { return 0 };
     let nodes = agents.len();
     stream::iter(agents)
-        .for_each_concurrent(MAX_CONCURRENT, async |(NodeName(name), agent)| {
+        .for_each_concurrent(MAX_CONCURRENT, async |(NodeName(name), agent, holders)| {
             // The page of the node shows why an agent does not answer.
             if let Ok(used) = app.agents.read(Some(agent)).await {
-                with_log(app, |log| log.observe(millis(app), &name, &used));
+                with_log(app, |log| log.observe(millis(app), &name, &holders, &used));
             }
         })
         .await;

@@ -29,6 +29,9 @@ pub struct ExplanationSummary {
     /// Number of pods like a hypothetical one that fit on all nodes together.
     #[serde(rename = "roomTotal")]
     pub room: usize,
+    /// True if even more may fit.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub room_or_more: bool,
     /// Error in the pod itself. No node takes the pod until the error is corrected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -88,8 +91,10 @@ fn summary(explained: Result<PodExplanation, BadPodObject>) -> ExplanationSummar
         }
     }
     explanation.relief.truncate(SHOWN);
-    let room = std::mem::take(&mut explanation.room).iter().map(|room| room.pods).sum();
+    let rooms = std::mem::take(&mut explanation.room);
+    let (room, room_or_more) =
+        (rooms.iter().map(|room| room.pods).sum(), rooms.iter().any(|room| room.or_more));
     let mut refusals: Vec<RejectionGroup> = refusals.into_values().collect();
     refusals.sort_by_key(|refusal| Reverse(refusal.nodes));
-    ExplanationSummary { explanation, checked, would_do, best, refusals, room, problem: None }
+    ExplanationSummary { explanation, checked, would_do, best, refusals, room, room_or_more, problem: None }
 }

@@ -58,6 +58,9 @@ pub struct NodeFacts<'a> {
     pub constraints: &'a NodeConstraints,
 }
 
+/// Pods up to which the room on a node is counted. Each costs a placement, and callers hold a lock meanwhile.
+const MAX_ROOM: usize = 200;
+
 /// Collects the verdicts of all nodes on one pod. The caller calls [`Explainer::judge`] for every
 /// node, then [`Explainer::find_relief`] for every node if [`Explainer::needs_relief`], so that it
 /// may release a lock between two nodes.
@@ -78,7 +81,8 @@ impl<'a> Explainer<'a> {
     /// Starts the explanation of a pod. `is_hypothetical` is true for a pod that does not exist.
     pub fn new(facts: &impl ClusterFacts, pod: &'a Pod, is_hypothetical: bool) -> Result<Self, BadPodObject> {
         let parsed = ParsedPod::of(facts, pod)?;
-        let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+        let placed_on =
+            Some(&pod.spec.node_name).filter(|node| !node.is_empty() && !is_hypothetical).cloned();
         let waits = placed_on.is_none() && !is_hypothetical;
         let report = pod.status.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
         let unit = match &placed_on {
@@ -119,7 +123,8 @@ impl<'a> Explainer<'a> {
         if view.fits
             && let Ok(node) = facts.node(name)
         {
-            self.explanation.room.push(Room { node: name.to_string(), pods: self.room(&node) });
+            let pods = self.room(&node);
+            self.explanation.room.push(Room { node: name.to_string(), pods, or_more: pods == MAX_ROOM });
         }
         self.explanation.nodes.push(view);
     }
@@ -203,7 +208,7 @@ impl<'a> Explainer<'a> {
         self.pod.spec.claims(unit).ok()?.first().map(|claim| claim.dialect)
     }
 
-    /// Counts how many pods like this one fit on a node, one after the other, without quotas.
+    /// Counts how many pods like this one fit on a node, one after the other, without quotas, up to [`MAX_ROOM`].
     fn room(&self, node: &NodeFacts<'_>) -> usize {
         // Any number of pods without GPUs would fit.
         if !self.parsed.wants_gpu() {
@@ -212,7 +217,9 @@ impl<'a> Explainer<'a> {
         let request = self.parsed.request(node.unit);
         let mut state = node.state.clone();
         let mut pods = 0;
-        while let Ok(placement) = place(&state, &request, &self.parsed.policy, GpuSet::EMPTY) {
+        while pods < MAX_ROOM
+            && let Ok(placement) = place(&state, &request, &self.parsed.policy, GpuSet::EMPTY)
+        {
             let containers = placement.grants(&request);
             let (cpu, memory) = (request.cpu, request.memory);
             let node = state.node().name.clone();
