@@ -42,7 +42,9 @@ pub(super) struct Withdrawn(BTreeMap<Resource, BTreeSet<(GpuIndex, u64)>>);
 #[derive(Debug, Default)]
 pub(super) struct Capacity {
     published: Withdrawn,
-    /// When more devices are withdrawn. `None` if there are none to withdraw.
+    /// Devices that are withdrawn at `due`, if they are held until then.
+    waiting: Withdrawn,
+    /// When they are withdrawn. `None` if there are none.
     due: Option<Duration>,
     /// Whether pods, GPUs or the kubelet's list have changed since the last computation.
     is_stale: bool,
@@ -63,10 +65,29 @@ impl Withdrawn {
         self.0.values().all(BTreeSet::is_empty)
     }
 
+    /// Returns the devices that are in this one and not in the other.
+    fn without(&self, other: &Self) -> Self {
+        let rest = |(resource, devices): (&Resource, &BTreeSet<_>)| {
+            let others = other.0.get(resource);
+            let rest = devices.iter().filter(|device| others.is_none_or(|others| !others.contains(device)));
+            Some((*resource, rest.copied().collect())).filter(|(_, rest): &(_, BTreeSet<_>)| !rest.is_empty())
+        };
+        Self(self.0.iter().filter_map(rest).collect())
+    }
+
+    /// Returns the devices that are in either.
+    fn union(mut self, other: &Self) -> Self {
+        for (resource, devices) in &other.0 {
+            self.0.entry(*resource).or_default().extend(devices);
+        }
+        self
+    }
+
     /// Returns the devices that are in both.
     fn intersection(&self, other: &Self) -> Self {
         let both = |(resource, devices): (&Resource, &BTreeSet<_>)| {
-            Some((*resource, devices.intersection(other.0.get(resource)?).copied().collect()))
+            let both: BTreeSet<_> = devices.intersection(other.0.get(resource)?).copied().collect();
+            (!both.is_empty()).then_some((*resource, both))
         };
         Self(self.0.iter().filter_map(both).collect())
     }
@@ -98,8 +119,17 @@ impl Capacity {
         self.is_stale = false;
         let target = target(resources, holdings);
         let is_time = self.due.is_some_and(|due| now.elapsed >= due);
-        let next = if is_time { target.clone() } else { self.published.intersection(&target) };
-        self.due = (next != target).then(|| self.due.unwrap_or(now.elapsed + WITHDRAWAL_DELAY));
+        let (mut next, mut waiting) =
+            (self.published.intersection(&target), self.waiting.intersection(&target));
+        if is_time {
+            next = next.union(&std::mem::take(&mut waiting));
+        }
+        if waiting.is_empty() {
+            // Devices that came to be held meanwhile wait from now on.
+            waiting = target.without(&next);
+            self.due = (!waiting.is_empty()).then(|| now.elapsed + WITHDRAWAL_DELAY);
+        }
+        self.waiting = waiting;
         let has_changed = next != self.published;
         self.published = next;
         has_changed

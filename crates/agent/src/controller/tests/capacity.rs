@@ -182,6 +182,21 @@ fn a_pod_withdraws_its_part_from_the_other_dialects_until_it_ends() {
 }
 
 #[test]
+fn devices_are_withdrawn_only_after_the_whole_delay() {
+    let mut world = World::new();
+    world.run(pod("m", "m", &[("main", memory(7))]), &[("main", &[1])]).unwrap();
+    world.event(Event::Tick);
+    world.wait(WITHDRAWAL_DELAY.as_secs() - 1);
+    world.run(pod("n", "n", &[("main", whole(1))]), &[("main", &[0])]).unwrap();
+    world.event(Event::Tick);
+    world.wait(1);
+    world.event(Event::Tick);
+    assert_eq!(unhealthy(&world), [1, 1, 0, 0, 28], "the second pod has held its GPU for a second");
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 2, 16, 100, 92]);
+}
+
+#[test]
 fn a_pod_on_its_way_finds_its_devices() {
     let mut world = World::new();
     let bound = world.bind(pod("n", "n", &[("main", whole(4))]), &[("main", &[0, 1, 2, 3])]);
