@@ -293,6 +293,8 @@ impl Cluster {
         };
         let containers: Vec<Value> = self.api.list("/api/v1/pods").iter().filter_map(container).collect();
         let all: f64 = containers.iter().filter_map(|one| one["gpus"][0]["busyPercent"].as_f64()).sum();
+        let uids = containers.iter().filter_map(|one| one["uid"].as_str());
+        let holders = uids.map(str::to_owned).collect();
         let used = |part: f64| {
             let used = json!({"gpus": [{"uuid": "GPU", "index": 0, "busyPercent": all * part}], "containers": containers});
             serde_json::from_value(used).unwrap_or_default()
@@ -301,11 +303,11 @@ impl Cluster {
             self.replica.app.dashboard.usage.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (number, at) in (now - 5 * HOUR..now).step_by(300_000).enumerate() {
             let wave = (number as f64 / 7.0).sin() / 4.0;
-            log.observe(at, "all", &used(0.75 + wave));
+            log.observe(at, "all", &holders, &used(0.75 + wave));
             log.end_round(at, 60.0 + 12.0 * wave);
         }
         // The next round of the real agents does not end before this time.
-        log.observe(u64::MAX / 2, "all", &used(1.0));
+        log.observe(u64::MAX / 2, "all", &holders, &used(1.0));
     }
 
     pub(crate) async fn run_among(&self, prefix: &str, pod: &Value) -> Result<Option<String>> {
