@@ -139,13 +139,14 @@ impl Capacity {
         Ok(())
     }
 
-    /// Waits until whole GPUs of the other dialect are withdrawn, and returns the amounts.
+    /// Waits until everything that the three pods hold is withdrawn, and returns the amounts.
     async fn settled(&self) -> Result<([i64; 5], [i64; 5])> {
         let wait = async || {
             let amounts = self.amounts().await?;
-            let [nvidia, aliyun, ..] = amounts.0;
-            // Two GPUs are whole, and the shares are on one or two others.
-            Ok(((nvidia == 7 && aliyun == 5) || (nvidia == 6 && aliyun == 4)).then_some(amounts))
+            let [nvidia, aliyun, memory, _, blocks] = amounts.0;
+            // Two GPUs are whole, and the shares of 7 and 10 GiB are on one or two others.
+            let are_whole = (nvidia == 7 && aliyun == 5) || (nvidia == 6 && aliyun == 4);
+            Ok((are_whole && memory == 470 && blocks == 1892).then_some(amounts))
         };
         self.stage.harness.wait_for("held GPUs to be withdrawn", SOON, wait).await
     }
