@@ -1,5 +1,6 @@
-"""Allocates device memory in one way until a request is rejected. usage: take.py WAY PIECE-MIB MOST-MIB
-Prints the allocated MiB, the status of the rejection, and the result of cuMemGetInfo before and after."""
+"""Allocates device memory in one way until a request is rejected. usage: take.py WAY PIECE-MIB MOST-MIB [SECONDS]
+Prints the allocated MiB, the status of the rejection, and the result of cuMemGetInfo before and after. Then it holds the
+memory for SECONDS."""
 import os, sys
 
 way, piece, most = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3]) << 20
@@ -34,3 +35,4 @@ else:
 import time
 time.sleep(0.3)
 print(got >> 20, status, before[0] >> 20, before[1] >> 20, after[0] >> 20, flush=True)
+time.sleep(float(sys.argv[4]) if len(sys.argv) > 4 else 0)

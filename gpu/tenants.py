@@ -10,6 +10,9 @@ SETS = [
     [("c-big", 30, 100), ("c-big", 60, 100)],
     [("c-long", 30, 30), ("c-tiny", 60, 60)],
     [("long", 30, 30), ("small", 60, 60)],
+    [("c-train", 60, 60), ("c-infer", 30, 30)],
+    [("c-train", 80, 100), ("c-big", 10, 100)],
+    [("c-adds", 30, 100), ("c-train", 60, 100)],
 ]
 
 
@@ -28,10 +31,13 @@ for tenants in SETS:
     service, running = together(*[(program(kind), cores, ceiling) for kind, cores, ceiling in tenants])
     service.settle(2.5 if tenants[0][0].startswith("c-") else 5)
     # The measurement ends with the first program, because its share of the GPU is free afterwards.
-    rows = [[100 * rate / bare(kind) for rate in answer(process)] for (kind, _, _), process in zip(tenants, running)]
+    answers = [answer(process) for process in running]
+    rows = [[100 * rate / bare(kind) for rate in rates] for (kind, _, _), rates in zip(tenants, answers)]
     used, shares = service.end()
     cells = [f"{kind} {cores}/{ceiling} -> {got:6.2f} [{least:.1f}..{most:.1f}]" for (kind, cores, ceiling), (got, least, most) in zip(tenants, rows)]
     print("  ".join(cells), f"  sum {sum(row[0] for row in rows):.1f}; % of the GPU's time:", *[f"{share:.1f}" for share in shares], f"; arbiter {used:.2f} % of a core", flush=True)
+    if all(kind.startswith("c-") for kind, _, _ in tenants):
+        print("  % of the time in kernels:", *[f"{rates[0]:.1f}" for rates in answers], flush=True)
 
 for ceiling in (60, 100):
     service, (asker, greedy) = together(([work, "request", "8"], 30, 30 if ceiling == 60 else 100), ([work, "big", "9"], 60, ceiling))

@@ -4,6 +4,7 @@ Each line of the input is a number of seconds: the program runs for so long and 
 line "need" prints the seconds of the GPU that an iteration needs, by the profiler. Kinds:
   overlap    20 ms of matrix products, then 8 ms of work of the host, without waiting for the GPU
   large      a step of training of a convolution network, batch 256        small    the same, batch 64
+  inference  the same network, batch 256, without training
   decode     one token after the other through a transformer of 24 layers, batch 1, each operation launched on its own
   matmul     matrix products of 0.2 ms                                     adds     additions of 5 us
   copies     copies of 16 MiB between host and GPU, and matrix products
@@ -22,15 +23,22 @@ def bottleneck(inner, wide, stride):
     return [part for i, o, size, step in layers for part in (nn.Conv2d(i, o, size, step, size // 2, bias=False), nn.BatchNorm2d(o), nn.ReLU())]
 
 
-def training(batch):
+def network():
     """Four stages of three bottlenecks each, about half the work of a ResNet-50."""
     parts = [nn.Conv2d(3, 256, 7, 4, 3), nn.ReLU()]
     for wide, blocks in ((256, 3), (512, 3), (1024, 4), (2048, 3)):
         for block in range(blocks):
             parts += bottleneck(wide // 4, wide, 2 if block == 0 and wide > 256 else 1)
-    net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)).cuda().to(memory_format=torch.channels_last)
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)).cuda().to(memory_format=torch.channels_last)
+
+
+def pictures(batch):
+    return torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+
+
+def training(batch):
+    net, images = network(), pictures(batch)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, foreach=False)
-    images = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,), device="cuda")
 
     def step():
@@ -40,6 +48,16 @@ def training(batch):
         loss.backward()
         optimizer.step()
         loss.item()
+
+    return step
+
+
+def inference():
+    net, images = network().train(False), pictures(256)
+
+    def step():
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            net(images).argmax(1).cpu()
 
     return step
 
@@ -112,7 +130,7 @@ def copies():
     return step
 
 
-KINDS = {"overlap": overlap, "large": lambda: training(256), "small": lambda: training(64), "decode": decode, "matmul": matmul, "adds": adds, "copies": copies}
+KINDS = {"overlap": overlap, "large": lambda: training(256), "small": lambda: training(64), "inference": inference, "decode": decode, "matmul": matmul, "adds": adds, "copies": copies}
 
 
 def need(step):

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 
 use self::cgroups::Hierarchies;
 pub(crate) use self::{
-    inside::{NODE_ADDRESS, pod_subnet, set_up},
+    inside::{NODE_ADDRESS, NODE_DEVICE, pod_subnet, set_up},
     leftovers::HostState,
 };
 

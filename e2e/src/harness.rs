@@ -1,32 +1,38 @@
 //! A Kubernetes of its real parts, started and driven by scenarios.
 
 mod certificates;
+mod claims;
 mod cluster;
 mod component;
 mod effect;
+mod helm;
 mod image;
 mod manifest;
 mod node;
+mod proxy;
 mod scheduler;
 mod shipped;
 
 use std::{
     net::TcpListener,
+    ops::Range,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::time::sleep;
 
 pub(crate) use self::{
+    claims::{add_claim, resource, slice_of},
     cluster::{Cluster, Parts},
     component::{Component, Components, Program, tail},
     image::IMAGE,
     manifest::{pod, virtual_node},
-    node::RealNode,
+    node::{KUBELET_ROOT, RealNode},
     scheduler::Extender,
-    shipped::deploy,
+    shipped::{deploy, repository},
 };
 use crate::enclosure::logs_in;
 
@@ -66,6 +72,12 @@ impl Harness {
     /// Returns the directory of the Kubernetes programs.
     pub(crate) fn programs(&self) -> &Path {
         &self.programs
+    }
+
+    /// Returns the path of a tool: beside the Kubernetes programs, where a bundle has it, or as installed.
+    pub(crate) fn tool(&self, name: &str, installed: &str) -> PathBuf {
+        let bundled = self.programs.join(name);
+        if bundled.exists() { bundled } else { installed.into() }
     }
 
     /// Returns all started components.
@@ -157,9 +169,19 @@ impl Harness {
     }
 }
 
-/// Returns a free port. The enclosure has its own network, so no other program takes the port
-/// meanwhile.
+/// The ports of [`free_port`]. They are below those that the kernel gives to connections, which would otherwise take
+/// a port before its server listens.
+const SERVER_PORTS: Range<u16> = 20_000..30_000;
+
+/// Returns a free port, another one for each call. The enclosure has its own network, so no other program takes the
+/// port meanwhile.
 pub(crate) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
-    Ok(listener.local_addr()?.port())
+    static NEXT: AtomicU16 = AtomicU16::new(SERVER_PORTS.start);
+    loop {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        ensure!(SERVER_PORTS.contains(&port), "no free port");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
 }

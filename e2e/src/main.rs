@@ -26,6 +26,10 @@ struct Arguments {
     #[arg(long)]
     list: bool,
 
+    /// Without names: run the scenarios that need a real GPU
+    #[arg(long)]
+    gpu: bool,
+
     /// Write golden files again from the answers of the real programs
     #[arg(long)]
     record: bool,
@@ -56,7 +60,7 @@ enum Stage {
 }
 
 fn main() -> Result<ExitCode> {
-    let Arguments { scenarios, list, record, programs, stage, directory } = Arguments::parse();
+    let Arguments { scenarios, list, gpu, record, programs, stage, directory } = Arguments::parse();
     if list {
         scenarios::print_list();
         return Ok(ExitCode::SUCCESS);
@@ -64,7 +68,7 @@ fn main() -> Result<ExitCode> {
     let programs = programs.context("start this program with e2e/run, which passes --programs")?;
     let settings = runner::Settings { programs, record };
     match stage {
-        Stage::Outside => runner::run(&scenarios::select(&scenarios)?, &settings),
+        Stage::Outside => runner::run(&scenarios::select(&scenarios, gpu)?, &settings),
         Stage::Entering => {
             let directory = directory.context("--directory is missing")?;
             enclosure::enter(&directory, &settings.arguments(&scenarios))?;

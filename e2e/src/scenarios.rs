@@ -6,6 +6,7 @@ mod broken;
 mod conformance;
 mod device_plugin;
 mod extender;
+mod gpu;
 mod pod_runs;
 mod restarts;
 mod rights;
@@ -47,6 +48,8 @@ enum When {
     Always,
     /// Only when named, because it takes many minutes or measures a host that must be idle.
     OnRequest,
+    /// Only on a host with a real GPU, by `e2e/gpu`.
+    OnGpu,
     /// Only when named, and not listed. It fails or hangs on purpose, for the self test.
     Hidden,
 }
@@ -98,6 +101,12 @@ static SCENARIOS: &[Scenario] = &[
         "library",
         "the library enforces shares with the agent, without it, and after a crash",
         Enclosed(agent::library),
+        Always
+    ),
+    scenario!(
+        "dra",
+        "claims of dynamic resource allocation: shares are enforced, unchanged pods run, all survives restarts",
+        Enclosed(agent::dra),
         Always
     ),
     scenario!(
@@ -158,7 +167,7 @@ static SCENARIOS: &[Scenario] = &[
         "baseline",
         "pods per second of kube-scheduler alone on 500 nodes",
         Enclosed(baseline::run),
-        Always
+        OnRequest
     ),
     scenario!(
         "scheduler",
@@ -173,6 +182,24 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "gangs",
+        "two gangs that fit one at a time get their GPUs one after the other, in every order of arrival and across a kill",
+        Enclosed(scheduler::gangs),
+        Always
+    ),
+    scenario!(
+        "defragment",
+        "kubectl inspect gpu defragment --apply moves a pod within budgets, and a reservation keeps the freed GPUs",
+        Enclosed(scheduler::defragment),
+        Always
+    ),
+    scenario!(
+        "dra-scheduler",
+        "claims through tessera scheduler: sets by links, GPUs filled exactly, stale proposals, crashes, beside device plugins",
+        Enclosed(scheduler::claims),
+        OnRequest
+    ),
+    scenario!(
         "inspect",
         "kubectl inspect gpu and gpushare with a real kubectl: the same reasons as the event, and a refusal without rights",
         Enclosed(scheduler::inspect),
@@ -185,9 +212,21 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "hami",
+        "pods with HAMi's resources run unchanged; random pods of five dialects while components are killed",
+        Enclosed(scheduler::hami),
+        Always
+    ),
+    scenario!(
         "capacity",
         "allocatable minus requests is what pods of each dialect can still get; no pod is rejected because of it",
         Enclosed(scheduler::capacity),
+        Always
+    ),
+    scenario!(
+        "install",
+        "the chart with its own image, accounts and policies: install, a share, upgrade and rollback under load, uninstall",
+        Enclosed(scheduler::install),
         Always
     ),
     scenario!(
@@ -221,6 +260,42 @@ static SCENARIOS: &[Scenario] = &[
         OnRequest
     ),
     scenario!(
+        "gpu-discovery",
+        "a real GPU: capacity of every dialect, what the node publishes, kubectl inspect",
+        Enclosed(gpu::discovery),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-whole",
+        "a real GPU as a whole: devices and driver of a container on plain runc",
+        Enclosed(gpu::whole),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-shares",
+        "training, inference and a share of memory beside each other: shares, refusals, exporter, new ceilings",
+        Enclosed(gpu::shares),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-kills",
+        "pods, agent, kubelet and scheduler are killed and a process is stopped, while others compute",
+        Enclosed(gpu::kills),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-escapes",
+        "processes without the library on a real GPU: how soon they are detected, and what ends them",
+        Enclosed(gpu::escapes),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-mig",
+        "instances of a real GPU in MIG mode: offered, given to containers, shown",
+        Enclosed(gpu::mig),
+        OnGpu
+    ),
+    scenario!(
         "self-test",
         "a dead component, a panic and a killed runner are reported and leave nothing behind",
         Outside(self_test::run),
@@ -231,10 +306,11 @@ static SCENARIOS: &[Scenario] = &[
     scenario!("broken-hang", "the scenario never ends", Enclosed(broken::hang), Hidden),
 ];
 
-/// Returns the named scenarios, or all.
-pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
+/// Returns the named scenarios, or all: of a host with a real GPU, or of any other one.
+pub(crate) fn select(names: &[String], on_gpu: bool) -> Result<Vec<&'static Scenario>> {
     if names.is_empty() {
-        return Ok(SCENARIOS.iter().filter(|scenario| scenario.when == When::Always).collect());
+        let when = if on_gpu { When::OnGpu } else { When::Always };
+        return Ok(SCENARIOS.iter().filter(|scenario| scenario.when == when).collect());
     }
     names.iter().map(|name| find(name)).collect()
 }

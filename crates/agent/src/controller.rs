@@ -8,11 +8,13 @@ mod action;
 mod admission;
 mod allocate;
 mod answers;
+mod availability;
 mod bad_annotations;
 mod calls;
 mod capacity;
 mod devices;
 mod diagnostics;
+mod dra;
 mod error;
 mod event;
 mod grants;
@@ -25,6 +27,7 @@ mod isolation;
 mod kubelet;
 mod ledger_cache;
 mod limits;
+mod loans;
 mod mig;
 mod over_time;
 mod overruns;
@@ -48,6 +51,7 @@ use tessera_core::{ledger::Ledger, units::PodUid};
 
 pub use self::{
     action::{Action, CallAnswer},
+    dra::{ClaimError, ClaimFiles},
     error::{CallError, DeviceMismatch, LibraryError, NotEnforceable, NotReady, ShellError, Undecided},
     event::{CallId, Event, EventTime, WriteError},
     health::{IncidentEffect, incident_effect},
@@ -55,7 +59,7 @@ pub use self::{
     limits::ContainerLimits,
     mig::{InstanceOffer, MigStrategy},
     publications::NodePatch,
-    settings::AgentSettings,
+    settings::{AgentSettings, ClaimSettings},
     throttle_cycle::DutyCycle,
     usage_sample::{
         AccountSample, ContainerTime, Escape, GpuProcess, LibraryMapping, PodContainer, ProcessState,
@@ -65,10 +69,11 @@ pub use self::{
     warning::Warning,
 };
 use self::{
-    admission::Admissions, bad_annotations::BadAnnotations, calls::PendingCalls, capacity::Capacity,
-    diagnostics::Diagnostics, grants::GrantDirectories, holdings::Holdings, inventory::GpuInventory,
-    kubelet::KubeletView, ledger_cache::LedgerCache, overruns::AccountOverruns, pods::Pods,
-    publications::NodePublication, reconcile::PodPatches, usage_check::UsageCheck,
+    admission::Admissions, availability::Availability, bad_annotations::BadAnnotations, calls::PendingCalls,
+    capacity::Capacity, diagnostics::Diagnostics, dra::Claims, grants::GrantDirectories, holdings::Holdings,
+    inventory::GpuInventory, kubelet::KubeletView, ledger_cache::LedgerCache, loans::Loans,
+    overruns::AccountOverruns, pods::Pods, publications::NodePublication, reconcile::PodPatches,
+    usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.
@@ -89,6 +94,8 @@ pub struct Agent {
     ledger: LedgerCache,
     /// Devices that are withdrawn because other dialects hold their GPUs.
     capacity: Capacity,
+    /// Claims that are prepared on this node.
+    claims: Claims,
     /// Limits that were written for containers.
     grants: GrantDirectories,
     /// Annotations that were written to pods.
@@ -96,9 +103,13 @@ pub struct Agent {
     /// What was written to the node's object.
     publication: NodePublication,
     diagnostics: Diagnostics,
+    /// Whether schedulers may bind pods to the node.
+    availability: Availability,
     usage: UsageCheck,
     overruns: AccountOverruns,
     bad_annotations: BadAnnotations,
+    /// Memory that containers have borrowed.
+    loans: Loans,
     /// Number of changes of pods and GPUs.
     revision: u64,
     /// Reports that came up while a call was answered. They follow the answer.
@@ -111,6 +122,7 @@ impl Agent {
     pub fn new(settings: AgentSettings) -> Self {
         Self {
             inventory: GpuInventory::new(&settings),
+            claims: Claims::new(settings.claims.is_some()),
             settings,
             pods: Pods::default(),
             kubelet: KubeletView::default(),
@@ -122,9 +134,11 @@ impl Agent {
             patches: PodPatches::default(),
             publication: NodePublication::default(),
             diagnostics: Diagnostics::default(),
+            availability: Availability::default(),
             usage: UsageCheck::default(),
             overruns: AccountOverruns::default(),
             bad_annotations: BadAnnotations::default(),
+            loans: Loans::default(),
             revision: 0,
             notices: Vec::new(),
         }
@@ -145,8 +159,11 @@ impl Agent {
             Dirty::Pods | Dirty::All => self.reconcile_pods(now, None, &mut actions),
         }
         if matches!(dirty, Dirty::Node | Dirty::All) {
-            self.publication.reconcile(now, &self.settings, self.inventory.gpus(), &mut actions);
+            let phase = self.availability.phase();
+            self.publication.reconcile(now, &self.settings, phase, self.inventory.gpus(), &mut actions);
         }
+        self.reconcile_slice(now, &mut actions);
+        self.continue_stop(now, &mut actions);
         actions.append(&mut self.notices);
         actions
     }
@@ -171,12 +188,19 @@ impl Agent {
     }
 
     fn holdings(&self) -> Holdings<'_> {
-        holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions)
+        holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions, &self.claims)
     }
 
     /// Returns the sum of all holdings of this node.
     fn ledger(&mut self) -> Ledger {
-        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        let holdings = holdings(
+            &self.settings,
+            &self.inventory,
+            &self.pods,
+            &self.kubelet,
+            &self.admissions,
+            &self.claims,
+        );
         self.ledger.current(holdings)
     }
 }
@@ -188,8 +212,9 @@ fn holdings<'a>(
     pods: &'a Pods,
     kubelet: &'a KubeletView,
     admissions: &'a Admissions,
+    claims: &'a Claims,
 ) -> Holdings<'a> {
-    Holdings { node: &settings.node, gpus: inventory.gpus(), pods, kubelet, admissions }
+    Holdings { node: &settings.node, gpus: inventory.gpus(), pods, kubelet, admissions, claims }
 }
 
 /// Published state that an event has made stale and that must be written again.

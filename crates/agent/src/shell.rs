@@ -5,6 +5,7 @@ mod account_file;
 mod account_reader;
 mod arbiter;
 mod arbiter_watch;
+mod claims;
 mod cluster;
 mod gpus;
 mod grants;
@@ -41,8 +42,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    account_reader::AccountReader, arbiter::Arbiter, grants::Grants, instance_plugin::InstancePlugins,
-    plugin::Plugin, throttle::Throttle,
+    account_reader::AccountReader,
+    arbiter::Arbiter,
+    claims::{ClaimService, ClaimStore},
+    grants::Grants,
+    instance_plugin::InstancePlugins,
+    plugin::Plugin,
+    throttle::Throttle,
 };
 pub use self::{
     cluster::{Cluster, ClusterEvent},
@@ -53,8 +59,8 @@ pub use self::{
     standalone::{Standalone, StandaloneError},
 };
 use crate::controller::{
-    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, NotReady,
-    ShellError, View, Warning,
+    Action, Agent, AgentSettings, CallAnswer, CallId, ClaimSettings, ContainerLimits, Event, EventTime,
+    NotReady, ShellError, View, Warning,
 };
 
 /// Time between two ticks of the controller without other events.
@@ -79,6 +85,8 @@ pub struct Ports<C> {
     pub display_socket: Option<PathBuf>,
     /// Configuration of the sampler.
     pub sampling: Sampling,
+    /// Cancelled to end the agent in order: it stops once no pod depends on it at the moment.
+    pub leave: CancellationToken,
 }
 
 /// Reason why the agent cannot run.
@@ -159,7 +167,24 @@ pub async fn run<C: Cluster>(
     });
     gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
+    let claims = match &settings.claims {
+        Some(claims) => {
+            let store = ClaimStore::at(Path::new(&settings.grants), claims.cdi_directory.clone())
+                .map_err(|source| RunError::Grants { path: PathBuf::from(&settings.grants), source })?;
+            let service = Arc::new(ClaimService::new(messages.clone()));
+            let (slice_messages, stopped) = (messages.clone(), stop.clone());
+            let mut slices = ports.cluster.watch_slice();
+            tasks.spawn(async move {
+                while let Some(Some(slice)) = stopped.run_until_cancelled(slices.next()).await {
+                    let _ended = slice_messages.send(Message::Event(Event::Slice(slice.map(Box::new))));
+                }
+            });
+            Some(ServedClaims { store, service, settings: claims.clone(), is_served: false })
+        }
+        None => None,
+    };
     let shell = Shell {
+        claims,
         instance_plugins: InstancePlugins::new(settings.injection.clone(), settings.registration.clone()),
         registration: settings.registration.clone(),
         agent: Agent::new(settings),
@@ -177,6 +202,7 @@ pub async fn run<C: Cluster>(
         sampled: None,
         started: Instant::now(),
         tasks,
+        leave: ports.leave,
         stop,
     };
     shell.run(inbox).await;
@@ -187,7 +213,17 @@ fn api_server(error: &WriteFailure) -> ShellError {
     ShellError::ApiServer(with_causes(error))
 }
 
+/// The parts of an agent that serves claims.
+struct ServedClaims {
+    store: ClaimStore,
+    service: Arc<ClaimService>,
+    settings: ClaimSettings,
+    /// Whether the kubelet can find the driver.
+    is_served: bool,
+}
+
 struct Shell<C> {
+    claims: Option<ServedClaims>,
     agent: Agent,
     cluster: Arc<C>,
     registration: RegistrationMode,
@@ -207,6 +243,7 @@ struct Shell<C> {
     sampled: Option<(u64, Instant)>,
     started: Instant,
     tasks: JoinSet<()>,
+    leave: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -217,7 +254,12 @@ impl<C: Cluster> Shell<C> {
             self.add_grant(one);
         }
         self.handle(Event::GrantsOnDisk(pods, limits));
+        if let Some(claims) = &self.claims {
+            let prepared = claims.store.read();
+            self.handle(Event::ClaimsOnDisk(prepared));
+        }
         let mut tick = tokio::time::Instant::now() + TICK_INTERVAL;
+        let mut is_leaving = false;
         loop {
             let wake = match self.agent.next_wake() {
                 Some(soon) => tick.min(tokio::time::Instant::now() + soon),
@@ -226,6 +268,10 @@ impl<C: Cluster> Shell<C> {
             let message = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
+                () = self.leave.cancelled(), if !is_leaving => {
+                    is_leaving = true;
+                    Some(Message::Event(Event::StopRequested))
+                }
                 message = inbox.recv() => message,
                 () = tokio::time::sleep_until(wake) => {
                     tick = tokio::time::Instant::now() + TICK_INTERVAL;
@@ -281,6 +327,7 @@ impl<C: Cluster> Shell<C> {
 
     fn act(&mut self, action: Action) {
         match action {
+            Action::Stop => self.stop.cancel(),
             Action::PublishDevices(resource, devices) => self.plugin(resource).publish(devices),
             Action::PublishInstances(offers) => {
                 self.instance_plugins.publish(offers, &mut self.tasks, &self.stop);
@@ -353,6 +400,29 @@ impl<C: Cluster> Shell<C> {
                         );
                     }
                 });
+            }
+            Action::PublishHealth(health) => self.publish_claim_health(health),
+            Action::WriteSlice { node_uid, spec } => {
+                let cluster = self.cluster.clone();
+                self.report(async move {
+                    let written = cluster.write_slice(&node_uid, &spec).await;
+                    Event::SliceWritten(written.map(Box::new).map_err(|error| api_server(&error)))
+                });
+            }
+            Action::ReadClaim(claim) => {
+                let cluster = self.cluster.clone();
+                self.report(async move {
+                    let read = cluster.read_claim(&claim.namespace, &claim.name).await;
+                    Event::ClaimRead(claim, read.map(Box::new).map_err(|error| api_server(&error)))
+                });
+            }
+            Action::StoreClaim(files) => {
+                let outcome = self.store_claim(&files);
+                self.report(async move { Event::ClaimStored(files.claim.uid, outcome) });
+            }
+            Action::RemoveClaim(call, uid) => {
+                let outcome = self.remove_claim(&uid);
+                self.report(async move { Event::ClaimRemoved(call, outcome) });
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();

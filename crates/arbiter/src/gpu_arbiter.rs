@@ -5,11 +5,13 @@
 //! - *Ceiling*: the time for which the GPU was busy for the tenant. It gets no window while the account is ahead of
 //!   real time.
 //! - *Occupancy*: the time for which the tenant kept the GPU from others, whether it was busy or not. While it is ahead
-//!   of what the ceiling allows, the tenant only borrows time: it comes last, and gives way at once.
+//!   of what the ceiling allows, the tenant only borrows time: it comes last, and its window ends when a tenant that
+//!   does not borrow may claim it.
 //! - *Guarantee*: the same time, compared with the guaranteed share. While it is ahead, the tenant's window is cut for
 //!   a tenant that arrives and has not had its share. So a cut never takes what the share of a tenant pays for.
 //! - The *virtual time* is the time for which the tenant kept the GPU from others, divided by its share. The tenant
-//!   with the lowest virtual time is next.
+//!   with the lowest virtual time is next. A tenant that wants nothing for a while keeps the distance to the others
+//!   that it had before, so a pause neither costs nor earns it anything.
 //!
 //! Only the tenant knows for how long the GPU was busy for it, so a report is a claim. The ceiling believes it. The
 //! occupancy and the guarantee believe reported idle time only within the bounds of `IdleAllowance`, so that a slow
@@ -47,6 +49,9 @@ const MAX_CUT_COST_NS: u64 = 1_000_000;
 /// Time in nanoseconds after the end of a window at which a tenant loses the window even though its
 /// work still runs. The tenant is charged until its work has ended.
 const DRAIN_TIMEOUT_NS: u64 = 250_000_000;
+
+/// The same for a tenant that only borrowed the window. A long kernel that began in the window ends in that time.
+const BORROWED_DRAIN_NS: u64 = QUANTUM;
 
 /// Time in nanoseconds after which a tenant whose work still runs gets another window. Its running
 /// work may depend on work that waits for a window.
@@ -212,14 +217,25 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         }
         let mut actions = Vec::new();
         let cut = self.update_open_window(now, &mut actions);
-        if self.running.is_some() {
-            return actions;
+        if self.running.is_none() {
+            self.open_window(now, cut, &mut actions);
         }
+        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
+        let least = wanting.map(|tenant| tenant.virtual_time).min().unwrap_or(0);
+        let leaving = self.tenants.iter_mut().filter(|tenant| !tenant.seen.wants() && tenant.left_at == now);
+        leaving.for_each(|tenant| tenant.keep_lag(least));
+        actions
+    }
+
+    /// Opens a window for the tenant for which the last one was cut, or else for the one that is next.
+    fn open_window(&mut self, now: u64, cut: Option<Cut>, actions: &mut Vec<WindowAction<Id>>) {
         let winner = cut.as_ref().map(|cut| cut.winner).filter(|&winner| self.tenants[winner].may_open(now));
         if let Some(next) = winner.or_else(|| self.next_except(now, None)) {
             let queue_limit_ns = self.queue_limit_ns(next, now);
+            let claimed_at = self.claimed_at(next);
             let tenant = &mut self.tenants[next];
-            let window = tenant.open(next, now, queue_limit_ns);
+            let mut window = tenant.open(next, now, queue_limit_ns);
+            window.end_for_claim(claimed_at);
             actions.push(window.action(tenant.id, true));
             self.running = Some(window);
         }
@@ -228,7 +244,6 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             self.tenants[winner].charge_occupied(idle);
             self.tenants[loser].compensate(idle);
         }
-        actions
     }
 
     /// Returns the latest time of the next [`Self::step`], or `None` if no tenant wants the GPU.
@@ -284,7 +299,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             self.tenants[current].overstayed += now.saturating_sub(begin);
         }
         running.stepped_at = now;
-        let is_cut_short = running.is_borrowed || running.has_deep_queue(now);
+        let has_borrowed_enough = running.is_borrowed && now >= running.deadline + BORROWED_DRAIN_NS;
+        let is_cut_short = has_borrowed_enough || running.has_deep_queue(now);
         let must_leave = is_over && (is_cut_short || !self.may_overstay(current));
         if now >= running.deadline + running.drain_timeout || must_leave {
             let cut = running.cut();
@@ -308,12 +324,17 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         // work goes on without a gap.
         let margin = self.extension_margin_ns(current);
         if !is_over && now + margin >= running.deadline && other.is_none() && may_stay {
-            (running.deadline, is_changed) = (now + margin + QUANTUM, true);
-            running.is_borrowed = self.tenants[current].is_over(now);
+            let before = running.deadline;
+            (running.deadline, running.is_borrowed) =
+                (now + margin + QUANTUM, self.tenants[current].is_over(now));
+            running.end_for_claim(self.claimed_at(current));
+            running.deadline = running.deadline.max(before);
+            is_changed |= running.deadline > before;
         }
         let is_due = |other: usize| {
             let (current, other) = (&self.tenants[current], &self.tenants[other]);
-            (other.has_arrived || running.is_borrowed) && current.gives_way_at(&running, now, other) <= now
+            (other.has_arrived || running.is_borrowed && !other.is_over(now))
+                && current.gives_way_at(&running, now, other) <= now
         };
         if !is_over
             && now >= running.since + MIN_WINDOW_NS
@@ -332,6 +353,13 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     fn may_overstay(&self, tenant: usize) -> bool {
         self.tenants[tenant].overstayed <= MIN_OVERSTAYED_NS
             || self.tenants.iter().map(|tenant| tenant.overstayed).sum::<u64>() <= MAX_OVERSTAYED_NS
+    }
+
+    /// Returns the time at which a tenant that waits for its own account takes a borrowed window from `borrower`.
+    fn claimed_at(&self, borrower: usize) -> u64 {
+        let others = self.tenants.iter().enumerate().filter(|(place, _)| *place != borrower);
+        let waiting = others.filter(|(_, other)| other.seen.wants());
+        waiting.map(|(_, other)| other.within_ceiling_at()).min().unwrap_or(u64::MAX)
     }
 
     /// Returns the time before the end of a tenant's window at which it may be extended.

@@ -1,8 +1,11 @@
 //! The command lines of both plugins.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+use tessera_wire::tessera::eviction;
 
 use crate::options::{NodeSelection, SourceOptions};
 
@@ -145,6 +148,105 @@ pub(crate) enum Command {
     WhatIf(WhatIf),
     /// Show the measured use of each grant, as reported by the agents.
     Top(Top),
+    /// Keep new pods from GPUs of a node. Pods that run there stay.
+    Cordon(Cordon),
+    /// Let new pods use GPUs of a node again.
+    Uncordon(Cordon),
+    /// Plan which pods to move so that waiting pods or a wanted shape fit. Changes nothing without --apply. Exits
+    /// with code 1 if no moves help.
+    Defragment(Defragment),
+}
+
+/// Arguments of `defragment`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # The moves that make room for the pods that wait
+  kubectl inspect gpu defragment
+
+  # The moves that give two nodes 8 free GPUs each
+  kubectl inspect gpu defragment --shape 2x8
+
+  # Carry out the moves, after a question
+  kubectl inspect gpu defragment --apply
+
+  # For scripts
+  kubectl inspect gpu defragment --shape 1x8 -o json")]
+pub(crate) struct Defragment {
+    /// Free GPUs that are wanted, as NODESxGPUS. The default is what the waiting pods request.
+    #[arg(long, value_name = "NODESxGPUS", value_parser = parse_shape)]
+    pub(crate) shape: Option<Shape>,
+
+    /// Highest priority of pods that may be moved for --shape. For waiting pods it is their own priority.
+    #[arg(long, value_name = "PRIORITY", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) max_priority: i32,
+
+    /// Largest number of evictions.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    pub(crate) max_evictions: usize,
+
+    /// Carry out the moves one after the other, and reserve the freed GPUs meanwhile. Asks before.
+    #[arg(long)]
+    pub(crate) apply: bool,
+
+    /// Carry out the moves without a question.
+    #[arg(long, requires = "apply")]
+    pub(crate) yes: bool,
+
+    /// Longest time to wait for a pod to end, to be created again or to be bound: 90s, 5m, 1h.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_time, requires = "apply")]
+    pub(crate) step_timeout: Duration,
+
+    /// Time after which the reservations end, even if the command is interrupted.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time, requires = "apply")]
+    pub(crate) reserve_for: Duration,
+
+    /// Leave the reservations of --shape in place until they end.
+    #[arg(long, requires = "apply", requires = "shape")]
+    pub(crate) keep: bool,
+
+    /// End all reservations that this command has made before, and evict no pods.
+    #[arg(long, conflicts_with_all = ["apply", "shape"])]
+    pub(crate) release: bool,
+
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", value_parser = ["json", "yaml"])]
+    pub(crate) output: Option<String>,
+}
+
+/// A number of nodes with this number of free GPUs each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) nodes: u16,
+    pub(crate) gpus: u8,
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = eviction::parse_duration(text).filter(|time| !time.is_zero());
+    time.ok_or_else(|| format!("{text:?} is not a time; write 90s, 5m or 1h"))
+}
+
+fn parse_shape(text: &str) -> Result<Shape, String> {
+    let wrong = || format!("{text:?} is not a shape; write NODESxGPUS, such as 2x8");
+    let (nodes, gpus) = text.split_once('x').ok_or_else(wrong)?;
+    let (nodes, gpus) = (nodes.parse().map_err(|_| wrong())?, gpus.parse().map_err(|_| wrong())?);
+    if nodes == 0 || gpus == 0 { Err(wrong()) } else { Ok(Shape { nodes, gpus }) }
+}
+
+/// Arguments of `cordon` and `uncordon`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # No new pods on GPU 3 of a node
+  kubectl inspect gpu cordon node-1 3
+
+  # New pods again, on two GPUs
+  kubectl inspect gpu uncordon node-1 3 GPU-8f2ac1d4-0d3e-4d51-8a53-5b7e3a0c9f11")]
+pub(crate) struct Cordon {
+    /// Name of the node.
+    pub(crate) node: String,
+
+    /// Indexes or UUIDs of GPUs.
+    #[arg(required = true, value_name = "GPU")]
+    pub(crate) gpus: Vec<String>,
 }
 
 /// Arguments of `overview`.
@@ -218,12 +320,19 @@ pub(crate) struct Explain {
   # A third of a GPU and 5 GiB of its memory, checked against the quota of a team
   kubectl inspect gpu what-if -n team tencent.com/vcuda-core=33 tencent.com/vcuda-memory=20
 
+  # Half of the memory of each of two GPUs of one NUMA node
+  kubectl inspect gpu what-if nvidia.com/gpu=2,nvidia.com/gpumem-percentage=50 -a tessera.dev/numa-bind=true
+
   # For scripts: whether it fits, by the exit code
   kubectl inspect gpu what-if aliyun.com/gpu-mem=8 -o name && echo fits")]
 pub(crate) struct WhatIf {
     /// Resources and amounts, as in a manifest: aliyun.com/gpu-mem=8, or nvidia.com/gpu=2,cpu=16.
     #[arg(required = true, value_name = "RESOURCE=AMOUNT", value_delimiter = ',')]
     pub(crate) request: Vec<String>,
+
+    /// Annotation of the pod, such as tessera.dev/use-gpu-models=A100. May be given several times.
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub(crate) annotation: Vec<String>,
 
     /// Namespace whose quota applies. The default is the namespace of the kubeconfig's context.
     #[arg(short, long, value_name = "NAME")]

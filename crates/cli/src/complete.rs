@@ -176,7 +176,9 @@ mod tests {
 
     #[test]
     fn completes_commands_options_and_names() {
-        let commands = ["overview", "tree", "explain", "what-if", "top"].map(str::to_owned).to_vec();
+        let commands = ["overview", "tree", "explain", "what-if", "top", "cordon", "uncordon", "defragment"]
+            .map(str::to_owned)
+            .to_vec();
         assert_eq!(complete(Plugin::Gpu, "", ""), Completion::Nodes(commands));
         assert_eq!(complete(Plugin::Share, "", "n"), Completion::Nodes(Vec::new()));
         assert_eq!(complete(Plugin::Gpu, "explain", ""), Completion::Pods);

@@ -1,12 +1,16 @@
 //! The JSON and YAML output of the list of nodes.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write as _};
 
 use anyhow::{Context as _, Result};
 use serde::{Serialize, Serializer};
-use tessera_core::node::NodeState;
+use tessera_core::grant::GpuUsage;
+use tessera_core::node::{Node, NodeState};
+use tessera_core::units::GpuIndex;
 use tessera_wire::foreign::dialect::Dialect;
 use tessera_wire::foreign::dialect::DialectSet;
+use tessera_wire::tessera::reservation::NodeReservation;
 
 use crate::args::OutputFormat;
 use crate::survey::{NodeFacts, Survey};
@@ -42,6 +46,12 @@ struct NodeDocument {
     memory_unit: String,
     serves: Vec<String>,
     gpus: Vec<GpuDocument>,
+    /// MIG instances by resource.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    instances: BTreeMap<String, InstancesDocument>,
+    /// Reservations in effect.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reservations: Vec<ReservationDocument>,
     /// Pods whose GPUs are unknown.
     pending: Vec<PendingDocument>,
 }
@@ -61,6 +71,39 @@ struct GpuDocument {
     #[serde(rename = "usedMiB")]
     used_mib: u64,
     pods: Vec<HoldDocument>,
+}
+
+/// GPUs that are kept for a waiting pod, or for none.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReservationDocument {
+    name: String,
+    owner: String,
+    until: String,
+    /// The waiting pod as NAMESPACE/NAME.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+    /// UUIDs of the reserved GPUs.
+    gpus: Vec<String>,
+    /// What is free of them and kept now. It counts as used.
+    kept: Vec<KeptDocument>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KeptDocument {
+    index: u8,
+    percent: u32,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct InstancesDocument {
+    offered: u64,
+    held: u64,
+    /// Pods that hold instances, as NAMESPACE/NAME.
+    pods: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -145,6 +188,20 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
         memory_unit: facts.unit.to_string(),
         serves: Dialect::ALL.iter().filter(|dialect| serves(dialect)).map(ToString::to_string).collect(),
         gpus: node.gpus().iter().map(gpu_document).collect(),
+        instances: facts
+            .instances
+            .iter()
+            .map(|(resource, instances)| {
+                let pods = instances.pods.iter().map(|(pod, _)| pod.clone()).collect();
+                let document = InstancesDocument { offered: instances.offered, held: instances.held(), pods };
+                (resource.clone(), document)
+            })
+            .collect(),
+        reservations: survey
+            .reservations(&node.name)
+            .into_iter()
+            .map(|kept| reservation(node, kept))
+            .collect(),
         pending: survey
             .unknown_gpus(&node.name)
             .iter()
@@ -154,6 +211,28 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
                 memory_mib: pod.memory.0,
             })
             .collect(),
+    }
+}
+
+fn reservation(
+    node: &Node,
+    (entry, kept): (&NodeReservation, Vec<(GpuIndex, GpuUsage)>),
+) -> ReservationDocument {
+    let document = |(gpu, usage): (GpuIndex, GpuUsage)| {
+        let memory = node.gpu(gpu).map_or(0, |known| known.memory.0);
+        KeptDocument {
+            index: gpu.0,
+            percent: if usage.whole { 100 } else { usage.compute_percent.0 },
+            memory_mib: if usage.whole { memory } else { usage.memory.0 },
+        }
+    };
+    ReservationDocument {
+        name: entry.name.clone(),
+        owner: entry.owner.clone(),
+        until: entry.until.clone(),
+        pod: entry.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
+        gpus: entry.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+        kept: kept.into_iter().map(document).collect(),
     }
 }
 

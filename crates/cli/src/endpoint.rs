@@ -3,9 +3,10 @@
 use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tessera_core::gpu::Health;
 use tessera_wire::foreign::dialect::vcuda;
 use tessera_wire::tessera::rules::Rules;
-use tessera_wire::tessera::{grant, inventory};
+use tessera_wire::tessera::{gpu_cordon, grant, inventory};
 
 use crate::load::from_scheduler;
 use crate::options::NodeSelection;
@@ -38,22 +39,27 @@ pub(crate) async fn survey(endpoint: &str, selection: &NodeSelection) -> Result<
             .into_iter()
             .try_for_each(|pod| serde_json::from_value(pod).map(|pod| survey.add(pod)))?;
     }
-    let waiting: Page =
-        from_scheduler(endpoint, "", &format!("/api/v1/pods?state=waiting&limit={PAGE_ITEMS}")).await?;
-    for row in &waiting.items {
-        survey.add(serde_json::from_value(waiting_pod(row))?);
+    for row in all_items(endpoint, "/api/v1/pods?state=waiting").await? {
+        survey.add_waiting(serde_json::from_value(waiting_pod(&row))?);
     }
     Ok(survey.finish())
 }
 
 async fn names(endpoint: &str) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+    let nodes = all_items(endpoint, "/api/v1/nodes?").await?;
+    Ok(nodes.iter().filter_map(|node| node["name"].as_str()).map(str::to_owned).collect())
+}
+
+/// Reads all pages of a list. `path` ends where further parameters follow.
+async fn all_items(endpoint: &str, path: &str) -> Result<Vec<Value>> {
+    let mut items = Vec::new();
     loop {
-        let path = format!("/api/v1/nodes?offset={}&limit={PAGE_ITEMS}", names.len());
+        let path = format!("{path}&offset={}&limit={PAGE_ITEMS}", items.len());
         let page: Page = from_scheduler(endpoint, "", &path).await?;
-        names.extend(page.items.iter().filter_map(|node| node["name"].as_str()).map(str::to_owned));
-        if page.items.is_empty() || names.len() >= page.total {
-            return Ok(names);
+        let is_last = page.items.is_empty();
+        items.extend(page.items);
+        if is_last || items.len() >= page.total {
+            return Ok(items);
         }
     }
 }
@@ -67,10 +73,16 @@ fn node(detail: &Value) -> Result<tessera_wire::foreign::objects::Node, serde_js
         .flatten()
         .zip(&identities)
         .map(|(gpu, identity)| {
+            let problem = gpu["problem"].as_str();
+            let is_unhealthy = gpu["healthy"] == false && problem != Health::Cordoned.problem();
             json!({"uuid": identity["uuid"], "minor": identity["minor"], "numa": identity["numa"],
-                   "model": gpu["model"], "memoryMiB": gpu["memoryMiB"], "unhealthy": gpu["healthy"] == false})
+                   "model": gpu["model"], "memoryMiB": gpu["memoryMiB"], "unhealthy": is_unhealthy,
+                   "reason": problem.and_then(inventory::reason_of)})
         })
         .collect();
+    let cordoned = detail["gpus"].as_array().into_iter().flatten().zip(&identities);
+    let cordoned = cordoned.filter(|(gpu, _)| gpu["problem"].as_str() == Health::Cordoned.problem());
+    let cordoned: Vec<&str> = cordoned.filter_map(|(_, identity)| identity["uuid"].as_str()).collect();
     let link = |link: &Value| json!([link["a"], link["b"], link["pcie"], link["nvlinks"]]);
     let links: Vec<Value> = detail["links"].as_array().into_iter().flatten().map(link).collect();
     let unit = detail["memoryUnit"].as_str().unwrap_or("GiB");
@@ -78,9 +90,16 @@ fn node(detail: &Value) -> Result<tessera_wire::foreign::objects::Node, serde_js
     let host = &detail["host"];
     let cpu = format!("{}m", host["cpuMilli"].as_u64().unwrap_or(0));
     let memory = format!("{}Mi", host["memoryMiB"].as_u64().unwrap_or(0));
+    let conditions = match detail["ready"].as_bool() {
+        Some(ready) => json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]),
+        None => json!([]),
+    };
     serde_json::from_value(json!({
-        "metadata": {"name": detail["name"], "annotations": {inventory::KEY: published}},
-        "status": {"allocatable": {"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()}},
+        "metadata": {"name": detail["name"],
+                     "annotations": {inventory::KEY: published, gpu_cordon::KEYS[0]: cordoned.join(",")}},
+        "spec": {"unschedulable": detail["cordoned"] == true},
+        "status": {"allocatable": {"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()},
+                   "conditions": conditions},
     }))
 }
 
@@ -98,7 +117,7 @@ fn pods(detail: &Value) -> Vec<Value> {
             if gpu["whole"] != true {
                 entry["memoryMiB"] = slice["memoryMiB"].clone();
             }
-            grants.entry((text("namespace"), text("pod"))).or_default().push(entry);
+            grants.entry(holder(text("namespace"), text("pod"))).or_default().push(entry);
         }
     }
     let pod = |((namespace, name), gpus): ((String, String), Vec<Value>)| {
@@ -116,25 +135,26 @@ fn pods(detail: &Value) -> Vec<Value> {
     grants.into_iter().map(pod).collect()
 }
 
+/// Returns namespace and name of a holder of GPUs. The name of a claim or of a reserved place begins with the namespace.
+fn holder(namespace: String, name: String) -> (String, String) {
+    match name.split_once('/') {
+        Some((namespace, name)) => (namespace.to_owned(), name.to_owned()),
+        None => (namespace, name),
+    }
+}
+
 /// Returns the object of a waiting pod with the fields that the list of pods shows.
 fn waiting_pod(row: &Value) -> Value {
-    let ask = |ask: &Value| {
-        let limits = match (ask["gpus"].as_u64(), ask["compute"].as_u64(), ask["memoryMiB"].as_u64()) {
-            (Some(gpus), ..) => json!({"nvidia.com/gpu": gpus.to_string()}),
-            (_, Some(compute), Some(memory)) => {
-                json!({vcuda::CORE: compute.to_string(), vcuda::MEMORY: (memory / vcuda::BLOCK.0).max(1).to_string()})
-            }
-            (_, _, memory) => json!({"aliyun.com/gpu-mem": (memory.unwrap_or(0) / 1024).max(1).to_string()}),
-        };
-        json!({"name": ask["container"], "resources": {"limits": limits}})
-    };
-    let containers: Vec<Value> = row["asks"].as_array().into_iter().flatten().map(ask).collect();
     let report = &row["kubeScheduler"];
+    let conditions = match report.is_null() {
+        true => json!([]),
+        false => json!([{"type": "PodScheduled", "status": "False",
+            "reason": report["reason"], "message": report["message"]}]),
+    };
     json!({
         "metadata": {"name": row["name"], "namespace": row["namespace"], "uid": row["uid"],
                      "creationTimestamp": row["created"]},
-        "spec": {"containers": containers},
-        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
-            "reason": report["reason"], "message": report["message"]}]},
+        "spec": {"containers": []},
+        "status": {"phase": "Pending", "conditions": conditions},
     })
 }

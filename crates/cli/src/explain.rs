@@ -1,15 +1,17 @@
 //! Explains why a pod waits and what would help, with the same code as the scheduler.
 
 use tessera_core::admission::{QuotaState, RejectReason};
+use tessera_core::cluster_view::ClusterView;
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::Policy;
+use tessera_core::request::Request;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::explanation::{ClusterFacts, Explainer, NodeFacts, PodExplanation};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, PolicyResolver};
 
-use crate::survey::Survey;
+use crate::survey::{CLAIM_SUFFIX, PodFacts, Survey};
 
 /// Explains a pod. `is_hypothetical` is true for a pod that does not exist.
 pub(crate) fn explain(
@@ -42,6 +44,7 @@ impl ClusterFacts for Survey {
             state,
             unit: facts.unit,
             dialects: facts.dialects,
+            is_agent_unavailable: facts.is_agent_unavailable,
             quota_labels: &facts.quota_labels,
             constraints: &facts.constraints,
         })
@@ -59,11 +62,42 @@ impl ClusterFacts for Survey {
         self.grant(uid)
     }
 
+    fn is_offered(&self, resource: &str) -> bool {
+        self.nodes.values().any(|node| node.constraints.other_resources.contains_key(resource))
+    }
+
+    fn view(&self) -> &ClusterView {
+        self.cluster_view()
+    }
+
     fn pod_name(&self, uid: &PodUid) -> Option<String> {
-        self.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        let PodFacts { namespace, name, .. } = self.pod(uid)?;
+        Some(match name.strip_suffix(CLAIM_SUFFIX) {
+            Some(claim) => format!("claim {namespace}/{claim}"),
+            None => format!("{namespace}/{name}"),
+        })
+    }
+
+    fn reservation_report(&self, uid: &PodUid) -> Option<String> {
+        self.nodes.keys().find_map(|node| {
+            let all = self.reservations(node);
+            let (reservation, _) =
+                all.iter().find(|(entry, _)| entry.pod.as_ref().is_some_and(|pod| pod.uid == uid.0))?;
+            Some(reservation.describe(node, self.cluster_view().ledger().place(uid).is_some()))
+        })
     }
 
     fn default_unit(&self) -> MemoryUnit {
         self.rules.unit
+    }
+
+    fn claim_requests(&self, pod: &Pod) -> Vec<Request> {
+        self.waiting_claims(pod)
+    }
+
+    fn gang_report(&self, uid: &PodUid) -> Option<String> {
+        let (key, progress) = self.gang_progress(uid)?;
+        let unplaced = "the scheduler knows whether nodes have GPUs for all of them; ask it with --endpoint";
+        Some(progress.describe(key, None, unplaced))
     }
 }

@@ -35,11 +35,11 @@ pub(crate) async fn follow(
         false => stream::pending().boxed(),
     };
     let mut nodes = std::pin::pin!(watch::selected_nodes(client.clone(), &view.selection.nodes()));
-    let mut pods = std::pin::pin!(watch::selected_pods(client, &view.selection.pods()));
+    let mut pods = std::pin::pin!(watch::selected_pods(client.clone(), &view.selection.pods()));
     let (mut known_nodes, mut known_pods) = (Mirror::<Node>::default(), Mirror::<Pod>::default());
     let mut known_lists = Mirror::default();
     let mut printed = first;
-    redraw(&printed, context);
+    redraw(&context.fitted_view(&printed, view), context);
     let mut due = None;
     loop {
         let settled = async {
@@ -61,10 +61,14 @@ pub(crate) async fn follow(
                 let unhealthy_gpus = load::unhealthy_gpus(known_lists.objects.values().cloned());
                 let nodes = known_nodes.objects.values().cloned();
                 let mut survey = Survey::of_nodes(rules.clone(), nodes, &unhealthy_gpus);
+                survey.now_seconds = load::now_seconds();
+                if view.selection.node.is_some() {
+                    survey.waiting_owners = load::waiting_owners(&client, &survey).await;
+                }
                 known_pods.objects.values().cloned().for_each(|pod| survey.add(pod));
                 let text = render(&survey.finish(), view, context)?;
                 if text != printed {
-                    redraw(&text, context);
+                    redraw(&context.fitted_view(&text, view), context);
                     printed = text;
                 }
                 continue;
@@ -82,7 +86,6 @@ pub(crate) async fn follow(
 
 /// Prints the text over the previous output on a terminal, or below it otherwise.
 pub(crate) fn redraw(text: &str, context: Context) {
-    let text = context.fitted(text);
     if context.terminal {
         print(&format!("\u{1b}[H\u{1b}[2J{text}"));
     } else {

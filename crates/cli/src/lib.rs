@@ -1,15 +1,18 @@
 //! The kubectl plugins. They show free GPUs, the pods that hold GPUs, and why a pod waits, with the
-//! user's own permissions.
+//! user's own permissions. Only `cordon` and `uncordon` change anything.
 //!
 //! [`survey`] is the state of the cluster as a pure value, `show` formats it, and the other modules
 //! fetch and print.
 
 mod args;
 mod complete;
+mod cordon;
+mod defragment;
 mod document;
 mod endpoint;
 mod explain;
 mod follow;
+mod gangs;
 mod load;
 mod mirror;
 mod options;

@@ -1,6 +1,6 @@
 //! Loads data from the API server or a scheduler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -8,10 +8,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_cluster::list::{self, ListKind};
-use tessera_cluster::{ApiError, Client, connect_in};
+use tessera_cluster::{ApiError, Client, Selection, connect_in, is_served};
+use tessera_core::disruption::DisruptionBudget;
 use tessera_core::quota::Quota;
 use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::dra::{self, DeviceClass, ResourceClaim};
 use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::resource_quota::ResourceQuota;
 use tessera_wire::foreign::{quota, unhealthy};
 use tessera_wire::tessera::rules::{self, Rules};
 
@@ -43,6 +47,16 @@ pub(crate) async fn survey(
     source: &SourceOptions,
     selection: &NodeSelection,
 ) -> Result<Survey> {
+    survey_through(client, source, selection, |pod: Pod| pod).await
+}
+
+/// Reads the selected nodes and their pods. Each pod is read as `T` and passes through `pod_of`.
+pub(crate) async fn survey_through<T: DeserializeOwned>(
+    client: &Client,
+    source: &SourceOptions,
+    selection: &NodeSelection,
+    mut pod_of: impl FnMut(T) -> Pod,
+) -> Result<Survey> {
     let nodes = async {
         match &selection.node {
             Some(name) => list::node(client, name).await.map(|node| vec![node]),
@@ -53,14 +67,59 @@ pub(crate) async fn survey(
         futures::join!(rules(client, source), nodes, unhealthy_lists(client, selection));
     let unhealthy_gpus = unhealthy_gpus(lists?.unwrap_or_default());
     let mut survey = Survey::of_nodes(rules, nodes?, &unhealthy_gpus);
-    survey.quota = read_quota(client, &survey.rules).await?;
-    let none: Vec<()> = list::list(client, ListKind::Pods, &selection.pods(), |pod: Pod| {
-        survey.add(pod);
+    survey.now_seconds = now_seconds();
+    let (quota, claims) = futures::join!(read_quota(client, &survey.rules), claims(client));
+    survey.quota = quota?;
+    if let Some((claims, classes)) = claims? {
+        survey.set_claims(claims, classes);
+    }
+    let none: Vec<()> = list::list(client, ListKind::Pods, &selection.pods(), |listed: T| {
+        survey.add(pod_of(listed));
         None
     })
     .await?;
     drop(none);
+    if selection.node.is_some() {
+        survey.waiting_owners = waiting_owners(client, &survey).await;
+    }
     Ok(survey.finish())
+}
+
+/// Returns the UIDs of the pods that reservations name and that wait. The list of the pods of one node contains none.
+pub(crate) async fn waiting_owners(client: &Client, survey: &Survey) -> BTreeSet<String> {
+    let reservations = survey.nodes.values().flat_map(|facts| &facts.reservations);
+    let mut waiting = BTreeSet::new();
+    for owner in reservations.filter_map(|reservation| reservation.pod.as_ref()) {
+        if let Ok(found) = pod(client, &owner.namespace, &owner.name).await
+            && found.metadata.uid == owner.uid
+            && found.spec.node_name.is_empty()
+        {
+            waiting.insert(owner.uid.clone());
+        }
+    }
+    waiting
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn now_seconds() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Reads the claims of dynamic resource allocation and their classes. Returns `None` if the API server does not serve
+/// claims or the user may not read them; then only pods are shown as holders of GPUs.
+async fn claims(client: &Client) -> Result<Option<(Vec<ResourceClaim>, Vec<DeviceClass>)>> {
+    if !is_served(client, dra::GROUP, dra::VERSION, "resourceclaims").await.unwrap_or(false) {
+        return Ok(None);
+    }
+    let all = Selection::default();
+    let claims = list::list(client, ListKind::ResourceClaims, &all, |claim: ResourceClaim| Some(claim));
+    let classes = list::list(client, ListKind::DeviceClasses, &all, |class: DeviceClass| Some(class));
+    match futures::join!(claims, classes) {
+        (Err(error), _) if error.is_forbidden() => Ok(None),
+        (claims, Err(error)) if error.is_forbidden() => Ok(Some((claims?, Vec::new()))),
+        (claims, classes) => Ok(Some((claims?, classes?))),
+    }
 }
 
 /// Reads gpushare's lists of unhealthy GPUs. Returns `None` if the user may not read them; then
@@ -98,8 +157,21 @@ pub(crate) fn unhealthy_gpus(
     maps.into_iter().filter_map(read).collect()
 }
 
-/// Reads the quotas of the namespaces, if the scheduler has any.
+/// Reads the limits of the namespaces: those of the scheduler's ConfigMap and those of ResourceQuotas.
 pub(crate) async fn read_quota(client: &Client, rules: &Rules) -> Result<Quota> {
+    let cap = |quota: ResourceQuota| Some((quota.metadata.namespace.clone(), quota.cap()?));
+    let all = Selection::default();
+    let caps = list::list(client, ListKind::ResourceQuotas, &all, cap);
+    let (configured, caps) = futures::join!(configured_quota(client, rules), caps);
+    let caps = match caps {
+        // Without permission to read them, only the pod's event reports an exceeded quota.
+        Err(error) if error.is_forbidden() => Vec::new(),
+        caps => caps?,
+    };
+    Ok(configured?.capped(caps.iter().map(|(namespace, cap)| (namespace.as_str(), *cap))))
+}
+
+async fn configured_quota(client: &Client, rules: &Rules) -> Result<Quota> {
     let Some(settings) = &rules.quota else { return Ok(Quota::default()) };
     let data = match list::config_map(client, &settings.namespace, &settings.name).await {
         // Without permission to read the ConfigMap, only the pod's event reports an exceeded quota.
@@ -110,6 +182,13 @@ pub(crate) async fn read_quota(client: &Client, rules: &Rules) -> Result<Quota> 
     // Unreadable limits become the rejection reason of the pods that they concern.
     let limits = quota::parse(text, &settings.origin());
     Ok(limits.unwrap_or_else(|error| Quota::all_unreadable(error.to_string())))
+}
+
+/// Reads all PodDisruptionBudgets.
+pub(crate) async fn budgets(client: &Client) -> Result<Vec<DisruptionBudget>> {
+    let all = Selection::default();
+    let keep = |budget: Budget| Some(DisruptionBudget::from(budget));
+    Ok(list::list(client, ListKind::DisruptionBudgets, &all, keep).await?)
 }
 
 /// Reads one pod.

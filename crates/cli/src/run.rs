@@ -4,12 +4,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use tessera_cluster::Client;
+use tessera_cluster::{Client, list};
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
-use tessera_wire::tessera::placed_pod;
+use tessera_wire::tessera::{gang, placed_pod};
 
-use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Overview, Top, Tree, View, WhatIf};
+use crate::args::{
+    Arguments, CliAction, Command, Defragment, Explain, OutputFormat, Overview, Top, Tree, View, WhatIf,
+};
+use crate::cordon::Direction;
+use crate::defragment::{Situation, apply};
 use crate::document::{self, Document};
 use crate::follow::{follow, redraw};
 use crate::options::{NodeSelection, SourceOptions};
@@ -18,9 +22,9 @@ use crate::plugin::Plugin;
 use crate::share::ShareTable;
 use crate::show::overview::OverviewForm;
 use crate::survey::Survey;
-use crate::table::cut_lines;
+use crate::table::{cut_lines, wrap_lines};
 use crate::top::ClusterUse;
-use crate::{endpoint, explain, load, print, show, usage, what_if};
+use crate::{cordon, defragment, endpoint, explain, load, print, show, usage, what_if};
 
 /// The plugin and its output device.
 #[derive(Clone, Copy, Debug)]
@@ -33,13 +37,24 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Prints a view. On a terminal no line is wider than the terminal.
-    pub(crate) fn show(self, text: &str) {
-        print(&self.fitted(text));
+    /// Cuts the lines of a view of nodes at the width of the terminal. Output for programs, such as YAML, is never cut.
+    pub(crate) fn fitted_view(self, text: &str, view: &View) -> String {
+        match view.output {
+            Some(OutputFormat::Json | OutputFormat::Yaml | OutputFormat::Name) => text.to_owned(),
+            Some(OutputFormat::Wide) | None => self.fitted(text),
+        }
+    }
+
+    /// Wraps the lines of a text at the width of the terminal. Piped output is not wrapped.
+    fn wrapped(self, text: &str) -> String {
+        match self.columns {
+            Some(columns) => wrap_lines(text, columns),
+            None => text.to_owned(),
+        }
     }
 
     /// Cuts the lines of a view at the width of the terminal. Piped output is not cut.
-    pub(crate) fn fitted(self, text: &str) -> String {
+    fn fitted(self, text: &str) -> String {
         match self.columns {
             Some(columns) => cut_lines(text, columns),
             None => text.to_owned(),
@@ -59,6 +74,15 @@ pub(crate) async fn run(arguments: Arguments, context: Context) -> Result<ExitCo
         CliAction::Run(Command::Overview(options)) => overview(&source, &options, context).await,
         CliAction::Run(Command::Tree(options)) => tree(&source, &options, context).await,
         CliAction::Run(Command::Top(options)) => top(&source, &options, context).await,
+        CliAction::Run(Command::Cordon(options)) => {
+            print(&cordon::change(&source, &options, Direction::Cordon).await?);
+            Ok(ExitCode::SUCCESS)
+        }
+        CliAction::Run(Command::Uncordon(options)) => {
+            print(&cordon::change(&source, &options, Direction::Uncordon).await?);
+            Ok(ExitCode::SUCCESS)
+        }
+        CliAction::Run(Command::Defragment(options)) => plan_moves(&source, &options, context).await,
     }
 }
 
@@ -72,6 +96,9 @@ async fn view_by_api(source: &SourceOptions, view: &View, context: Context) -> R
         if let Some(problem) = &facts.problem {
             eprintln!("warning: node {node} cannot be read and is omitted: {problem}");
         }
+        if let Some(problem) = &facts.bad_reservations {
+            eprintln!("warning: node {node}: {problem}");
+        }
     }
     if view.output == Some(OutputFormat::Json) && !view.watch {
         document::write_json(&Document::new(&survey, context.plugin == Plugin::Share))?;
@@ -81,7 +108,7 @@ async fn view_by_api(source: &SourceOptions, view: &View, context: Context) -> R
     if view.watch {
         return follow(client, source, view, context, text).await;
     }
-    context.show(&text);
+    print(&context.fitted_view(&text, view));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,7 +152,9 @@ pub(crate) fn render(survey: &Survey, view: &View, context: Context) -> Result<S
             names(survey.sharing().map(|(_, state)| state.node().name.to_string()))
         }
         (Some(OutputFormat::Wide), Plugin::Gpu) => show::topology::wide(survey, headers),
-        (None, Plugin::Gpu) if view.details => show::topology::details(&show::topology::view(survey, true)),
+        (None, Plugin::Gpu) if view.details => {
+            show::topology::details(&show::topology::view(survey, true), Some(survey))
+        }
         (None, Plugin::Gpu) if survey.with_gpus().next().is_none() => String::new(),
         (None, Plugin::Gpu) => show::topology::summary(&show::topology::view(survey, false), headers),
         (form, Plugin::Share) => share_text(&ShareTable::of(survey), view, form),
@@ -164,7 +193,7 @@ async fn view_by_scheduler(
             match view.output {
                 Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&found, form)?,
                 Some(OutputFormat::Name) => names(found.nodes.into_iter().map(|node| node.name)),
-                _ if view.details => show::topology::details(&found),
+                _ if view.details => show::topology::details(&found, None),
                 _ => show::topology::summary(&found, !view.no_headers),
             }
         }
@@ -178,7 +207,7 @@ async fn view_by_scheduler(
             }
         }
     };
-    print(&text);
+    print(&context.fitted_view(&text, view));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -200,10 +229,24 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
             if placed_pod::has_ended(&pod) {
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
-            if !pod.spec.asks_for_gpus() && pod.spec.unserved_gpu_resources().is_empty() {
+            let mut survey = load::survey(&client, source, &NodeSelection::default()).await?;
+            let wants_gpus = pod.spec.asks_for_gpus() || !pod.spec.other_gpu_resources().is_empty();
+            let waits_for_claims = pod.spec.node_name.is_empty() && !survey.waiting_claims(&pod).is_empty();
+            if !wants_gpus && !waits_for_claims && !pod.spec.resource_claims.is_empty() {
+                bail!(
+                    "pod {namespace}/{name} gets its devices by claims; `kubectl inspect gpu overview -o wide` shows \
+                     the GPUs that claims hold"
+                );
+            }
+            if !wants_gpus && !waits_for_claims {
                 bail!("pod {namespace}/{name} requests no GPU; `kubectl describe pod` shows why it waits");
             }
-            let survey = load::survey(&client, source, &NodeSelection::default()).await?;
+            if let Ok(Some(membership)) = gang::membership(&pod)
+                && membership.size.is_none()
+                && let Some(group) = list::pod_group(&client, &membership.gang).await
+            {
+                survey.set_pod_group(&group);
+            }
             explain::explain(&survey, &pod, false)
                 .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?
         }
@@ -211,7 +254,9 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     print(&match options.output {
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
         Some(OutputFormat::Name) => names(usable(&answer)),
-        form => context.fitted(&show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint)),
+        form => {
+            context.wrapped(&show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint))
+        }
     });
     Ok(ExitCode::SUCCESS)
 }
@@ -222,18 +267,18 @@ fn usable(answer: &PodExplanation) -> impl Iterator<Item = String> + '_ {
 }
 
 async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context) -> Result<ExitCode> {
-    what_if::pod("default", &options.request)?;
+    what_if::pod("default", &options.request, &options.annotation)?;
     let answer = match &source.endpoint {
         Some(endpoint) => {
             let namespace = options.namespace.as_deref().unwrap_or("default");
-            let pod = what_if::pod(namespace, &options.request)?;
+            let pod = what_if::pod(namespace, &options.request, &options.annotation)?;
             load::post_to_scheduler(endpoint, "/what-if", &pod).await?
         }
         None => {
             let client = load::client(source).await?;
             let namespace =
                 options.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-            let pod = what_if::pod(&namespace, &options.request)?;
+            let pod = what_if::pod(&namespace, &options.request, &options.annotation)?;
             let survey = load::survey(&client, source, &NodeSelection::default()).await?;
             explain::explain(&survey, &pod, true)?
         }
@@ -242,7 +287,7 @@ async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context)
         Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
         Some(OutputFormat::Name) => names(usable(&answer)),
         form => {
-            context.fitted(&show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint))
+            context.wrapped(&show::explain::what_if(&answer, form == Some(OutputFormat::Wide), context.paint))
         }
     });
     let fits = usable(&answer).next().is_some();
@@ -274,11 +319,10 @@ async fn overview(source: &SourceOptions, options: &Overview, context: Context) 
         return Ok(ExitCode::SUCCESS);
     }
     let typed = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let form = OverviewForm {
         columns: context.columns.or(typed).unwrap_or(PIPED_COLUMNS),
         wide: options.output.is_some(),
-        now_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        now_seconds: load::now_seconds(),
         paint: context.paint,
     };
     print(&show::overview::overview(&survey, form));
@@ -301,9 +345,50 @@ async fn tree(source: &SourceOptions, options: &Tree, context: Context) -> Resul
     }
     for (_, state) in survey.with_gpus() {
         let used = used.get(&state.node().name.0).and_then(|answer| answer.as_ref().ok());
-        context.show(&show::tree::node(&survey, state, used, options.output.is_some()));
+        print(&context.wrapped(&show::tree::node(&survey, state, used, options.output.is_some())));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn plan_moves(source: &SourceOptions, options: &Defragment, context: Context) -> Result<ExitCode> {
+    let form = options
+        .output
+        .as_deref()
+        .map(|form| if form == "yaml" { OutputFormat::Yaml } else { OutputFormat::Json });
+    let client = defragment::client(source).await?;
+    let situation = Situation::read(&client, source).await?;
+    if options.release {
+        let released = apply::release(&client, &situation).await?;
+        print(&match form {
+            Some(form) => document::print(&released, form)?,
+            None => released.iter().map(|entry| format!("{entry} released\n")).collect(),
+        });
+        return Ok(ExitCode::SUCCESS);
+    }
+    let planned = situation.plan(options);
+    let is_of_use = planned.view.is_of_use();
+    if !options.apply || planned.view.moves.is_empty() {
+        print(&match form {
+            Some(form) => document::print(&planned.view, form)?,
+            None => context.wrapped(&show::defragment::text(&planned.view)),
+        });
+        return Ok(if is_of_use { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let text = context.wrapped(&show::defragment::text(&planned.view));
+    match form {
+        Some(_) => eprint!("{text}"),
+        None => print(&text),
+    }
+    if !options.yes && !apply::confirm(&planned.view)? {
+        eprintln!("Nothing was changed.");
+        return Ok(ExitCode::FAILURE);
+    }
+    let applied = apply::apply(&client, source, options, &situation, planned).await?;
+    print(&match form {
+        Some(form) => document::print(&applied, form)?,
+        None => context.wrapped(&show::defragment::applied(&applied)),
+    });
+    Ok(if applied.done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<ExitCode> {
@@ -322,17 +407,13 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
         let order = show::top::Order { sort: options.sort, rows: options.rows };
         let text = match form {
             Some(form) => document::print(&usage, form)?,
-            None => show::top::table(&usage, order, !options.no_headers, context.paint),
+            None => show::top::table(&usage, order, !options.no_headers, context),
         };
         if !refresh {
-            if form.is_some() {
-                print(&text)
-            } else {
-                context.show(&text)
-            }
+            print(&if form.is_some() { text } else { context.fitted(&text) });
             return Ok(ExitCode::SUCCESS);
         }
-        redraw(&text, context);
+        redraw(&context.fitted(&text), context);
         tokio::time::sleep(Duration::from_secs(options.interval)).await;
     }
 }

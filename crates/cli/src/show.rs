@@ -1,6 +1,7 @@
 //! Formats the output as text.
 
 pub(crate) mod age;
+pub(crate) mod defragment;
 pub(crate) mod explain;
 pub(crate) mod overview;
 pub(crate) mod share;

@@ -3,25 +3,36 @@
 //! A survey is a pure value, built from objects of the API server: first from all nodes, then from
 //! one pod after the other, so that it need not keep the pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tessera_core::admission::QuotaState;
-use tessera_core::cluster_view::{ClusterView, PodGpus};
+use tessera_core::claim::{ClaimUid, grants};
+use tessera_core::cluster_view::{ClusterView, PlacedPod, PodGpus};
 use tessera_core::constraint::NodeConstraints;
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::PodGrant;
+use tessera_core::grant::{GpuUsage, PodGrant};
+use tessera_core::ledger::Reservation;
 use tessera_core::node::NodeState;
 use tessera_core::quota::{Quota, QuotaLabels};
-use tessera_core::request::{PodRequest, Request};
-use tessera_core::units::{MiB, NodeName, PodUid};
+use tessera_core::request::{PodRequest, Request, Share};
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
 use tessera_wire::foreign::constraint;
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
+use tessera_wire::foreign::dra::{ClaimName, DeviceClass, ResourceClaim};
 use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::pod_group::PodGroup;
+use tessera_wire::foreign::pod_spec::MIG_PREFIX;
 use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::dra;
+use tessera_wire::tessera::gang::{GangKey, GangProgress};
 use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
+use tessera_wire::tessera::reservation::{self, NodeReservation};
 use tessera_wire::tessera::rules::Rules;
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
+
+use crate::gangs::Gangs;
 
 /// The state of the cluster.
 #[derive(Debug, Default)]
@@ -32,12 +43,29 @@ pub struct Survey {
     pub quota: Quota,
     /// All nodes by name, including nodes without GPUs.
     pub nodes: BTreeMap<NodeName, NodeFacts>,
+    /// Time of the survey in seconds since 1970. Reservations that ended before do not count.
+    pub now_seconds: i64,
     /// Waiting pods that request GPUs, sorted by namespace and name.
     pub waiting: Vec<Pod>,
+    /// UIDs of waiting pods that reservations name, if the survey is of one node and has no other waiting pods.
+    pub waiting_owners: BTreeSet<String>,
     view: ClusterView,
-    /// Facts about the pods on a node that request GPUs.
+    /// Facts about the pods on a node that request GPUs, and about the claims that hold GPUs.
     pods: HashMap<PodUid, PodFacts>,
+    /// Claims and classes; `None` if they are not served or may not be read.
+    claims: Option<Claims>,
+    gangs: Gangs,
 }
+
+/// Claims of dynamic resource allocation, by namespace and name, and their classes by name.
+#[derive(Debug, Default)]
+struct Claims {
+    known: BTreeMap<(String, String), ResourceClaim>,
+    classes: BTreeMap<String, DeviceClass>,
+}
+
+/// End of the name under which a claim is listed among the pods. No name of a pod contains a slash.
+pub(crate) const CLAIM_SUFFIX: &str = "/claim";
 
 /// Unhealthy GPUs of nodes, from gpushare's lists.
 pub type UnhealthyGpus = BTreeMap<NodeName, GpuSet>;
@@ -51,6 +79,8 @@ pub struct NodeFacts {
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
     pub dialects: DialectSet,
+    /// True if the node's agent has announced that it does not serve pods now.
+    pub is_agent_unavailable: bool,
     /// Amount of `aliyun.com/gpu-mem` that the node offers.
     pub shared_memory: MiB,
     /// Internal address of the node.
@@ -65,6 +95,29 @@ pub struct NodeFacts {
     pub constraints: NodeConstraints,
     /// True if the node accepts no new pods.
     pub cordoned: bool,
+    /// Reservations of the node's GPUs, also those that have ended.
+    pub reservations: Vec<NodeReservation>,
+    /// Error if the reservations cannot be parsed.
+    pub bad_reservations: Option<String>,
+    /// MIG instances by resource, such as `nvidia.com/mig-1g.10gb`.
+    pub instances: BTreeMap<String, Instances>,
+}
+
+/// MIG instances of one profile on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instances {
+    /// Number of instances that the node offers.
+    pub offered: u64,
+    /// Pods that hold instances, as namespace/name, with their number.
+    pub pods: Vec<(String, u64)>,
+}
+
+impl Instances {
+    /// Returns the number of instances that pods hold.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.pods.iter().map(|(_, count)| count).sum()
+    }
 }
 
 /// Facts about a pod besides its grant.
@@ -101,6 +154,7 @@ impl Survey {
                 Ok(spec) => {
                     (facts.unit, facts.dialects) = (spec.unit, spec.dialects);
                     facts.shared_memory = spec.shared_memory;
+                    facts.is_agent_unavailable = spec.is_agent_unavailable;
                     let node = match unhealthy.get(&name) {
                         Some(gpus) => spec.node.with_unhealthy(*gpus),
                         None => Arc::unwrap_or_clone(spec.node),
@@ -114,21 +168,83 @@ impl Survey {
         survey
     }
 
+    /// Enters the claims and what they hold of the nodes. Must come before the pods.
+    pub fn set_claims(&mut self, claims: Vec<ResourceClaim>, classes: Vec<DeviceClass>) {
+        let dialects = dra::served_dialects(&classes);
+        self.nodes.values_mut().for_each(|facts| facts.dialects = facts.dialects.union(dialects));
+        for claim in &claims {
+            self.enter_claim(claim);
+        }
+        let key = |claim: &ResourceClaim| (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+        self.claims = Some(Claims {
+            known: claims.into_iter().map(|claim| (key(&claim), claim)).collect(),
+            classes: classes.into_iter().map(|class| (class.metadata.name.clone(), class)).collect(),
+        });
+    }
+
+    /// Enters what a claim holds of its node. An allocation that is not valid there holds nothing.
+    fn enter_claim(&mut self, claim: &ResourceClaim) {
+        let Some(node) = dra::pool(claim).map(|pool| NodeName(pool.to_owned())) else { return };
+        let Some(state) = self.view.ledger().node(&node) else { return };
+        let parts = dra::claim_parts(claim, state.node()).unwrap_or_default();
+        if parts.is_empty() {
+            return;
+        }
+        let (uid, namespace) = (ClaimUid(claim.metadata.uid.clone()).holder(), &claim.metadata.namespace);
+        let facts = PodFacts {
+            namespace: namespace.clone(),
+            name: format!("{}{CLAIM_SUFFIX}", claim.metadata.name),
+            terminating: claim.metadata.deletion_timestamp.is_some(),
+        };
+        self.pods.insert(uid.clone(), facts);
+        self.view.note_pod(PlacedPod {
+            uid,
+            namespace: namespace.clone(),
+            node,
+            cpu: MilliCpu::ZERO,
+            memory: MiB::ZERO,
+            gpus: PodGpus::Granted(grants(&parts)),
+        });
+    }
+
+    /// Returns the GPUs that the claims of a pod need and do not have yet.
+    #[must_use]
+    pub fn waiting_claims(&self, pod: &Pod) -> Vec<Request> {
+        let Some(claims) = &self.claims else { return Vec::new() };
+        let known = pod.claim_names().filter_map(|name| match name {
+            ClaimName::Known(name) => claims.known.get(&(pod.metadata.namespace.clone(), name.to_owned())),
+            ClaimName::Pending(_) => None,
+        });
+        let waiting = known.filter(|claim| claim.status.allocation.is_none());
+        waiting.flat_map(|claim| dra::waiting_requests(claim, &claims.classes)).collect()
+    }
+
     /// Adds a pod. Ended pods and pods of nodes outside the survey are skipped.
     pub fn add(&mut self, pod: Pod) {
+        self.gangs.add(&pod);
         if has_ended(&pod) {
             return;
         }
         if pod.spec.node_name.is_empty() {
-            if pod.spec.asks_for_gpus() {
+            // Users ask why pods with GPU resources of others wait, too.
+            let waits_for_gpus = pod.spec.asks_for_gpus() || !pod.spec.other_gpu_resources().is_empty();
+            if waits_for_gpus || !self.waiting_claims(&pod).is_empty() {
                 self.waiting.push(pod);
             }
             return;
         }
         let node = NodeName(pod.spec.node_name.clone());
-        let Some(facts) = self.nodes.get(&node) else { return };
+        let Some(facts) = self.nodes.get_mut(&node) else { return };
+        for (resource, count) in pod.spec.mig_instances() {
+            let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+            facts.instances.entry(resource).or_default().pods.push((name, count));
+        }
         let state = self.view.ledger().node(&node);
-        let Some(placed) = placed_pod(&pod, state.map(NodeState::node), facts.unit) else { return };
+        let Some(mut placed) = placed_pod(&pod, state.map(NodeState::node), facts.unit) else { return };
+        if self.claims.is_some() && pod.status.extended_resource_claim_status.is_some() {
+            // The claim that kube-scheduler made for the pod holds the GPUs.
+            placed.gpus = PodGpus::NotRequested;
+        }
         if placed.gpus != PodGpus::NotRequested {
             let terminating = pod.metadata.deletion_timestamp.is_some();
             let (namespace, name) = (pod.metadata.namespace, pod.metadata.name);
@@ -137,16 +253,72 @@ impl Survey {
         self.view.note_pod(placed);
     }
 
+    /// Adds a pod that is known to wait for GPUs, whatever its requests.
+    pub fn add_waiting(&mut self, pod: Pod) {
+        self.waiting.push(pod);
+    }
+
     /// Completes the survey after the last pod. Sets GPUs aside for pods whose GPUs are unknown,
     /// like the scheduler.
     #[must_use]
     pub fn finish(mut self) -> Self {
         self.view.settle_all();
+        self.keep_reservations();
         self.waiting.sort_by(|a, b| {
             let key = |pod: &Pod| (pod.metadata.namespace.clone(), pod.metadata.name.clone());
             key(a).cmp(&key(b))
         });
         self
+    }
+
+    /// Enters the reserved parts of GPUs that are free, as the scheduler does.
+    fn keep_reservations(&mut self) {
+        let listed = self.nodes.iter().flat_map(|(node, facts)| {
+            let in_effect = facts.reservations.iter().filter(|entry| self.is_in_effect(entry));
+            in_effect.map(|entry| (node.clone(), entry.clone()))
+        });
+        let in_effect: Vec<(NodeName, NodeReservation)> = listed.collect();
+        for (node, reservation) in &in_effect {
+            let Some(state) = self.view.ledger().node(node) else { continue };
+            let Some(mut place) = reservation.free_parts(state) else { continue };
+            if let Some(pod) = reservation.pod.as_ref().filter(|_| reservation.is_free(state)) {
+                place.pod = PodUid(pod.uid.clone());
+            }
+            let kept = Reservation {
+                name: reservation.ledger_name(node),
+                owner: reservation.beneficiary(),
+                until: Duration::from_secs(u64::try_from(reservation.until_seconds()).unwrap_or(0)),
+                places: vec![place],
+            };
+            // The parts are free, so there is no conflict, unless two nodes have reservations for one pod.
+            let _reserved = self.view.reserve(kept, None);
+        }
+    }
+
+    fn is_in_effect(&self, reservation: &NodeReservation) -> bool {
+        let is_wanted = match &reservation.pod {
+            Some(pod) => {
+                self.waiting_owners.contains(&pod.uid)
+                    || self.waiting.iter().any(|waiting| waiting.metadata.uid == pod.uid)
+            }
+            None => true,
+        };
+        is_wanted && reservation.until_seconds() > self.now_seconds
+    }
+
+    /// Returns the reservations of a node that are in effect, with what is kept of each GPU now.
+    #[must_use]
+    pub fn reservations(&self, node: &NodeName) -> Vec<(&NodeReservation, Vec<(GpuIndex, GpuUsage)>)> {
+        let facts = self.nodes.get(node);
+        let in_effect = facts.into_iter().flat_map(|facts| &facts.reservations);
+        let in_effect = in_effect.filter(|reservation| self.is_in_effect(reservation));
+        in_effect
+            .map(|reservation| {
+                let kept = self.view.ledger().reservation(&reservation.ledger_name(node));
+                let places = kept.map(|kept| kept.places).unwrap_or_default();
+                (reservation, places.iter().flat_map(PodGrant::footprint).collect())
+            })
+            .collect()
     }
 
     /// Returns the nodes with GPUs, sorted by name.
@@ -218,6 +390,20 @@ impl Survey {
         pods
     }
 
+    /// Returns how far the gang of a pod is, if the pod belongs to a gang of a known size.
+    pub(crate) fn gang_progress(&self, uid: &PodUid) -> Option<(&GangKey, GangProgress)> {
+        self.gangs.progress(uid)
+    }
+
+    /// Enters the PodGroup of a gang, which states the size for pods that do not.
+    pub(crate) fn set_pod_group(&mut self, group: &PodGroup) {
+        self.gangs.set_size(&group.gang, group.size);
+    }
+
+    pub(crate) fn cluster_view(&self) -> &ClusterView {
+        &self.view
+    }
+
     /// Returns the quotas and their current use.
     #[must_use]
     pub fn limits(&self) -> QuotaState<'_> {
@@ -229,7 +415,9 @@ impl Survey {
 fn memory_of(request: &PodRequest, gpu_memory: MiB) -> MiB {
     let of_one = |request: Request| match request {
         Request::Whole(count) => MiB(gpu_memory.0.saturating_mul(u64::from(count))),
-        Request::Share { memory, .. } | Request::Memory(memory) => memory,
+        Request::Share(Share { count, memory, .. }) => {
+            MiB(memory.on(gpu_memory).0.saturating_mul(u64::from(count)))
+        }
     };
     request.containers.iter().filter_map(|container| container.request).map(of_one).sum()
 }
@@ -241,11 +429,13 @@ impl NodeFacts {
         let internal = node.status.addresses.iter().find(|address| address.kind == "InternalIP");
         let address = internal.map(|address| address.address.clone());
         let agent = AgentAddress::of(node);
-        let ready = node.status.conditions.iter().find(|condition| condition.kind == "Ready");
+        let constraints = constraint::of_node(node);
+        let reservations = reservation::parse(&node.metadata.annotations);
         Self {
             problem: None,
             unit: rules.unit,
             dialects: DialectSet::default(),
+            is_agent_unavailable: false,
             shared_memory: MiB::ZERO,
             agent,
             address,
@@ -253,9 +443,12 @@ impl NodeFacts {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },
-            ready: ready.map(|condition| condition.status == "True"),
-            constraints: constraint::of_node(node),
+            ready: node.is_ready(),
             cordoned: node.spec.unschedulable,
+            bad_reservations: reservations.as_ref().err().map(ToString::to_string),
+            reservations: reservations.unwrap_or_default(),
+            instances: instances(&constraints),
+            constraints,
         }
     }
 
@@ -269,4 +462,10 @@ impl NodeFacts {
         };
         if self.cordoned { format!("{ready},SchedulingDisabled") } else { ready.to_owned() }
     }
+}
+
+/// Returns the MIG instances among the resources that a node offers.
+fn instances(offered: &NodeConstraints) -> BTreeMap<String, Instances> {
+    let of_mig = offered.other_resources.iter().filter(|(name, _)| name.starts_with(MIG_PREFIX));
+    of_mig.map(|(name, offered)| (name.clone(), Instances { offered: *offered, pods: Vec::new() })).collect()
 }

@@ -86,6 +86,77 @@ pub(crate) fn cut_lines(text: &str, columns: usize) -> String {
         .collect()
 }
 
+/// Aligns text in columns like [`align`]. If a line is wider than `columns`, the widest of the `flexible` columns is cut,
+/// so that the other columns stay whole.
+pub(crate) fn align_within(text: &str, columns: Option<usize>, flexible: &[usize]) -> String {
+    let Some(columns) = columns else { return align(text) };
+    let lines: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
+    // The text after the last tab takes part in the width, but only where the line has all columns.
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let mut widths = vec![0; count];
+    for line in lines.iter().filter(|line| line.len() == count) {
+        widths.iter_mut().zip(line).for_each(|(widest, cell)| *widest = width(cell).max(*widest));
+    }
+    let total = |widths: &[usize]| widths.iter().sum::<usize>() + PADDING * widths.len().saturating_sub(1);
+    while total(&widths) > columns {
+        let may_shrink = |column: &&usize| widths.get(**column).is_some_and(|wide| *wide > MIN_CELL);
+        let Some(widest) = flexible.iter().filter(may_shrink).max_by_key(|column| widths[**column]) else {
+            break;
+        };
+        widths[*widest] -= 1;
+    }
+    let fitted = |line: &Vec<&str>| {
+        let cells = line.iter().enumerate().map(|(column, cell)| {
+            let is_cell = column + 1 < line.len() || line.len() == count;
+            if is_cell && flexible.contains(&column) { cut(cell, widths[column]) } else { (*cell).to_owned() }
+        });
+        cells.collect::<Vec<_>>().join("\t")
+    };
+    align(&lines.iter().map(fitted).collect::<Vec<_>>().join("\n"))
+}
+
+/// Narrowest width to which a column is cut.
+const MIN_CELL: usize = 8;
+
+/// Wraps lines at spaces, and words that are wider than the terminal anywhere, so that no text is lost. The parts of a
+/// line are indented below its text.
+pub(crate) fn wrap_lines(text: &str, columns: usize) -> String {
+    text.lines().map(|line| wrap(line, columns) + "\n").collect()
+}
+
+fn wrap(line: &str, columns: usize) -> String {
+    if width(line) <= columns {
+        return line.to_owned();
+    }
+    // The branches of a tree, or the number in the first column of a table.
+    let lead = line.find(|c: char| !" |`-0123456789".contains(c)).unwrap_or(0);
+    let has_number = line[..lead].contains(|c: char| c.is_ascii_digit());
+    let indent = " ".repeat((lead + if has_number { 0 } else { PADDING }).min(columns / 2));
+    let (mut wrapped, mut part) = (String::new(), String::new());
+    let mut end_line = |part: &mut String| {
+        wrapped = std::mem::take(&mut wrapped) + part.trim_end() + "\n";
+        part.clone_from(&indent);
+    };
+    for word in line.split_inclusive(' ') {
+        if width(&part) + width(word.trim_end()) > columns && !part.trim().is_empty() {
+            end_line(&mut part);
+        }
+        if width(&part) + width(word.trim_end()) <= columns || word.contains(ESCAPE) {
+            part.push_str(word);
+            continue;
+        }
+        for letter in word.trim_end().chars() {
+            if width(&part) + letter.width().unwrap_or(0) > columns {
+                end_line(&mut part);
+            }
+            part.push(letter);
+        }
+        part.push(' ');
+    }
+    let last = cut(part.trim_end(), columns);
+    wrapped + &last
+}
+
 const ESCAPE: char = '\u{1b}';
 
 #[cfg(test)]
@@ -105,6 +176,28 @@ mod tests {
         assert_eq!(cut("显卡显卡", 5), "显卡…");
         assert_eq!(cut("\u{1b}[31mabcdef\u{1b}[0m", 3), "\u{1b}[31mab…\u{1b}[0m");
         assert_eq!(cut_lines("abcdef\nab\n", 3), "ab…\nab\n");
+    }
+
+    #[test]
+    fn wraps_lines_below_their_text() {
+        assert_eq!(wrap_lines("short\n", 10), "short\n");
+        assert_eq!(wrap_lines("one two three four", 9), "one two\n  three\n  four\n");
+        assert_eq!(wrap_lines("12  node has the taint\n", 14), "12  node has\n    the taint\n");
+        assert_eq!(wrap_lines("|   `-- GPU0 a b", 14), "|   `-- GPU0 a\n       b\n");
+        assert_eq!(wrap_lines("a verylongword b", 6), "a\n  very\n  long\n  word\n  b\n");
+    }
+
+    #[test]
+    fn cuts_only_flexible_columns_to_the_width() {
+        let text =
+            "NODE\tPOD\tBUSY\na-long-node-name\ta-longer-name-of-a-pod\t30%\nn2\tno answer from this node\n";
+        assert_eq!(align_within(text, None, &[0, 1]), align(text));
+        assert_eq!(align_within(text, Some(100), &[0, 1]), align(text));
+        let narrow = align_within(text, Some(30), &[0, 1]);
+        let lines: Vec<&str> = narrow.lines().collect();
+        assert!(lines[..2].iter().all(|line| width(line) <= 30), "{narrow}");
+        assert!(lines[1].ends_with("  30%") && lines[1].starts_with("a-long-nod…"), "{narrow}");
+        assert!(lines[2].ends_with("no answer from this node"), "{narrow}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Pods, nodes and budgets reduced to the fields that Tessera reads, so that a watch of a large
+//! Pods, nodes, budgets and quotas reduced to the fields that Tessera reads, so that a watch of a large
 //! cluster needs little memory.
 
 use std::{borrow::Cow, collections::BTreeMap};
@@ -10,7 +10,9 @@ use k8s_openapi::{
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 use tessera_wire::foreign::disruption::{BudgetSpec, BudgetStatus};
+use tessera_wire::foreign::dra::{ClaimSpec, ClaimStatus, ClassSpec, SliceSpec};
 use tessera_wire::foreign::objects::{NodeSpec, NodeStatus, PodSpec, PodStatus};
+use tessera_wire::foreign::resource_quota::ResourceQuotaSpec;
 
 /// A pod with only the fields that Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -83,6 +85,52 @@ pub struct LeanBudget {
     pub status: BudgetStatus,
 }
 
+/// A ResourceQuota with only the fields that Tessera reads.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeanResourceQuota {
+    /// Metadata without `managedFields`.
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// Limits of the quota.
+    pub spec: ResourceQuotaSpec,
+}
+
+/// A ResourceSlice with only the fields that Tessera reads or writes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeanSlice {
+    /// Metadata without `managedFields`.
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// The devices.
+    pub spec: SliceSpec,
+}
+
+/// A ResourceClaim with only the fields that Tessera reads.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeanClaim {
+    /// Metadata without `managedFields`.
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// What is requested.
+    pub spec: ClaimSpec,
+    /// What was allocated, and for which pods.
+    pub status: ClaimStatus,
+}
+
+/// A DeviceClass with only the fields that Tessera reads.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeanClass {
+    /// Metadata without `managedFields`.
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// Which devices belong to the class.
+    pub spec: ClassSpec,
+}
+
 macro_rules! v1_resource {
     ($type:ty, $scope:ty, $group:literal, $kind:literal, $plural:literal) => {
         impl Resource for $type {
@@ -118,7 +166,11 @@ macro_rules! v1_resource {
 
 v1_resource!(LeanPod, NamespaceResourceScope, "", "Pod", "pods");
 v1_resource!(LeanNode, ClusterResourceScope, "", "Node", "nodes");
+v1_resource!(LeanSlice, ClusterResourceScope, "resource.k8s.io", "ResourceSlice", "resourceslices");
+v1_resource!(LeanClaim, NamespaceResourceScope, "resource.k8s.io", "ResourceClaim", "resourceclaims");
+v1_resource!(LeanClass, ClusterResourceScope, "resource.k8s.io", "DeviceClass", "deviceclasses");
 v1_resource!(LeanBudget, NamespaceResourceScope, "policy", "PodDisruptionBudget", "poddisruptionbudgets");
+v1_resource!(LeanResourceQuota, NamespaceResourceScope, "", "ResourceQuota", "resourcequotas");
 
 #[cfg(test)]
 mod tests {

@@ -6,10 +6,13 @@
 #![warn(missing_docs)]
 
 pub mod access;
+pub mod annotate_node;
 mod binding;
 mod causes;
+pub mod claims;
 mod connect;
 mod events;
+mod eviction;
 pub mod fetch;
 mod lean;
 pub mod lease;
@@ -18,6 +21,7 @@ pub mod node_agent;
 mod pods;
 mod protobuf;
 pub mod secrets;
+mod served;
 pub mod watch;
 
 /// The client, which other crates only pass on.
@@ -28,7 +32,9 @@ pub use self::{
     causes::{FailureLog, with_causes},
     connect::{ConnectError, connect, connect_in, connect_to},
     events::{EventError, PodNotice},
-    lean::{LeanBudget, LeanNode, LeanPod},
+    eviction::{EvictionOutcome, evict},
+    lean::{LeanBudget, LeanClaim, LeanClass, LeanNode, LeanPod, LeanResourceQuota, LeanSlice},
     list::{ApiError, Selection},
     pods::{AnnotateError, GetError, annotate_pod, get_pod},
+    served::is_served,
 };

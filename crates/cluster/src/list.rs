@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::pod_group::{PLURAL, POD_GROUP_APIS, PodGroup, PodGroupApi};
+use tessera_wire::tessera::gang::GangKey;
 
 use crate::causes::innermost;
 
@@ -31,6 +33,14 @@ pub enum ListKind {
     Nodes,
     /// Pods of all namespaces.
     Pods,
+    /// ResourceQuotas of all namespaces.
+    ResourceQuotas,
+    /// PodDisruptionBudgets of all namespaces.
+    DisruptionBudgets,
+    /// ResourceClaims of all namespaces. Not every API server serves them.
+    ResourceClaims,
+    /// DeviceClasses. Not every API server serves them.
+    DeviceClasses,
 }
 
 /// Error of a read from the API server, in the words of `kubectl`.
@@ -113,6 +123,20 @@ pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Pod, Ap
     get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await
 }
 
+/// Reads the PodGroup of a gang, or returns `None` if there is none, or none that may be read.
+pub async fn pod_group(client: &Client, gang: &GangKey) -> Option<PodGroup> {
+    #[derive(Deserialize)]
+    struct Object {
+        #[serde(default)]
+        spec: serde_json::Value,
+    }
+    let PodGroupApi { group, version, .. } = POD_GROUP_APIS.iter().find(|api| api.origin == gang.origin)?;
+    let GangKey { namespace, name, origin } = gang;
+    let path = format!("/apis/{group}/{version}/namespaces/{namespace}/{PLURAL}/{name}");
+    let object: Object = get(client, &path).await.ok()?;
+    Some(PodGroup::new(*origin, namespace, name, &object.spec))
+}
+
 /// Returns the annotations of a lease, or an empty map if the lease is missing or may not be read.
 pub async fn lease_annotations(client: &Client, namespace: &str, name: &str) -> BTreeMap<String, String> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
@@ -168,6 +192,10 @@ impl ListKind {
         match self {
             Self::Nodes => "/api/v1/nodes",
             Self::Pods => "/api/v1/pods",
+            Self::ResourceQuotas => "/api/v1/resourcequotas",
+            Self::DisruptionBudgets => "/apis/policy/v1/poddisruptionbudgets",
+            Self::ResourceClaims => "/apis/resource.k8s.io/v1/resourceclaims",
+            Self::DeviceClasses => "/apis/resource.k8s.io/v1/deviceclasses",
         }
     }
 }

@@ -1,5 +1,7 @@
 //! API requests of a node's agent: its own node, the pods on it, and the list of unhealthy GPUs.
 
+mod dra;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::{Stream, StreamExt};
@@ -76,6 +78,12 @@ impl NodeClient {
     #[must_use]
     pub fn new(client: Client, node: String) -> Self {
         Self { client, node, timeouts: ApiTimeouts::default() }
+    }
+
+    /// Returns the name of the node.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
     }
 
     /// Returns the same client with other timeouts.

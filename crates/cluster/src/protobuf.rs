@@ -216,8 +216,10 @@ mod tests {
     /// A pod with a value in every field that is read, and with fields that are not.
     fn pod() -> Vec<u8> {
         let quantity = |amount: &str| field(1, amount.as_bytes());
+        let used = [field(1, b"gpu"), field(2, b"small")].concat();
         let resources =
-            [entry(1, "nvidia.com/gpu", &quantity("2")), entry(2, "cpu", &quantity("500m"))].concat();
+            [entry(1, "nvidia.com/gpu", &quantity("2")), entry(2, "cpu", &quantity("500m")), field(3, &used)]
+                .concat();
         let variable = |name: &str| field(7, &[field(1, name.as_bytes()), field(2, b"jane")].concat());
         let container = |name: &str, policy: &str| {
             [
@@ -263,6 +265,7 @@ mod tests {
             number(25, 7),
             entry(32, "memory", &quantity("1Gi")),
             field(33, &field(3, b"ScheduleAnyway")),
+            field(39, &[field(1, b"gpu"), field(4, b"template")].concat()),
         ];
         let unscheduled = [
             field(1, b"PodScheduled"),
@@ -280,6 +283,18 @@ mod tests {
             field(8, &status("containerd://a")),
             field(10, &status("containerd://b")),
             field(13, &status("containerd://c")),
+            field(15, &[field(1, b"gpu"), field(2, b"p-gpu-1")].concat()),
+            field(
+                18,
+                &[
+                    field(
+                        1,
+                        &[field(1, b"main"), field(2, b"nvidia.com/gpu"), field(3, b"request-0")].concat(),
+                    ),
+                    field(2, b"p-extended-1"),
+                ]
+                .concat(),
+            ),
         ];
         [field(1, &metadata.concat()), field(2, &spec.concat()), field(3, &observed.concat())].concat()
     }
@@ -289,7 +304,8 @@ mod tests {
         let container = |name: &str, more: &str| {
             format!(
                 r#"{{"name":"{name}","image":"image"{more},"ports":[{{"hostPort":8080,"containerPort":80}}],"env":[{{"name":"SUBMITTER","value":"jane"}}],
-                   "resources":{{"limits":{{"nvidia.com/gpu":"2"}},"requests":{{"cpu":"500m"}}}}}}"#
+                   "resources":{{"limits":{{"nvidia.com/gpu":"2"}},"requests":{{"cpu":"500m"}},
+                   "claims":[{{"name":"gpu","request":"small"}}]}}}}"#
             )
         };
         let status = |id: &str| {
@@ -308,11 +324,15 @@ mod tests {
                "podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{}}],
                "preferredDuringSchedulingIgnoredDuringExecution":[{{}}]}}}},
                "tolerations":[{{"key":"k","operator":"Exists","effect":"PreferNoSchedule"}}],"priority":7,
-               "overhead":{{"memory":"1Gi"}},"topologySpreadConstraints":[{{"whenUnsatisfiable":"ScheduleAnyway"}}]}},
+               "overhead":{{"memory":"1Gi"}},"topologySpreadConstraints":[{{"whenUnsatisfiable":"ScheduleAnyway"}}],
+               "resourceClaims":[{{"name":"gpu","resourceClaimTemplateName":"template"}}]}},
                "status":{{"phase":"Running","message":"why","conditions":[{{"type":"PodScheduled","status":"False",
                "lastTransitionTime":"2023-11-14T22:13:20Z","reason":"Unschedulable","message":"0/3 nodes are available"}}],
                "startTime":"2023-11-14T22:13:20Z","containerStatuses":{},
-               "initContainerStatuses":{},"ephemeralContainerStatuses":{}}}}}"#,
+               "initContainerStatuses":{},"ephemeralContainerStatuses":{},
+               "resourceClaimStatuses":[{{"name":"gpu","resourceClaimName":"p-gpu-1"}}],
+               "extendedResourceClaimStatus":{{"resourceClaimName":"p-extended-1","requestMappings":[
+               {{"containerName":"main","resourceName":"nvidia.com/gpu","requestName":"request-0"}}]}}}}}}"#,
             container("main", ""),
             container("side", r#","restartPolicy":"Always""#),
             status("a"),

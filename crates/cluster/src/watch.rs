@@ -1,18 +1,22 @@
-//! Watches pods, nodes, budgets and ConfigMaps and returns them as objects of `tessera_wire`.
+//! Watches pods, nodes, budgets, quotas, PodGroups and ConfigMaps and returns them as objects of `tessera_wire`.
 
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim};
 use tessera_wire::foreign::objects::{Metadata, Node, Pod};
+use tessera_wire::foreign::pod_group::{PLURAL, PodGroup, PodGroupApi};
+use tessera_wire::foreign::resource_quota::ResourceQuota;
 
 use crate::causes::innermost;
 use crate::protobuf::watching_pods;
-use crate::{LeanBudget, LeanNode, LeanPod, Selection};
+use crate::{LeanBudget, LeanClaim, LeanClass, LeanNode, LeanPod, LeanResourceQuota, Selection};
 
 /// One event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +97,43 @@ pub fn budgets(client: Client) -> impl Stream<Item = WatchChange<Budget>> + Send
     })
 }
 
+/// Watches the ResourceQuotas of the cluster.
+pub fn resource_quotas(client: Client) -> impl Stream<Item = WatchChange<ResourceQuota>> + Send {
+    let api: Api<LeanResourceQuota> = Api::all(client);
+    changes(watcher(api, config(&Selection::default())), |quota: LeanResourceQuota| ResourceQuota {
+        metadata: metadata(quota.metadata),
+        spec: quota.spec,
+    })
+}
+
+/// Watches the claims of the cluster.
+pub fn claims(client: Client) -> impl Stream<Item = WatchChange<ResourceClaim>> + Send {
+    let api: Api<LeanClaim> = Api::all(client);
+    changes(watcher(api, config(&Selection::default())), |claim: LeanClaim| claim.into())
+}
+
+/// Watches the device classes of the cluster.
+pub fn classes(client: Client) -> impl Stream<Item = WatchChange<DeviceClass>> + Send {
+    let api: Api<LeanClass> = Api::all(client);
+    changes(watcher(api, config(&Selection::default())), |class: LeanClass| DeviceClass {
+        metadata: metadata(class.metadata),
+        spec: class.spec,
+    })
+}
+
+/// Watches the PodGroups of one project in all namespaces.
+pub fn pod_groups(client: Client, api: PodGroupApi) -> impl Stream<Item = WatchChange<PodGroup>> + Send {
+    let PodGroupApi { origin, group, version } = api;
+    let kind = GroupVersionKind::gvk(group, version, "PodGroup");
+    let objects: Api<DynamicObject> =
+        Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, PLURAL));
+    changes(watcher(objects, config(&Selection::default())), move |object: DynamicObject| {
+        let meta = metadata(object.metadata);
+        let spec = object.data.get("spec").unwrap_or(&serde_json::Value::Null);
+        PodGroup::new(origin, &meta.namespace, &meta.name, spec)
+    })
+}
+
 /// Watches the names and data of all ConfigMaps of a namespace.
 pub fn config_maps(
     client: Client,
@@ -129,6 +170,12 @@ impl From<LeanPod> for Pod {
 impl From<LeanNode> for Node {
     fn from(node: LeanNode) -> Self {
         Self { metadata: metadata(node.metadata), spec: node.spec, status: node.status }
+    }
+}
+
+impl From<LeanClaim> for ResourceClaim {
+    fn from(claim: LeanClaim) -> Self {
+        Self { metadata: metadata(claim.metadata), spec: claim.spec, status: claim.status }
     }
 }
 

@@ -29,10 +29,7 @@ const PODS_PER_NODE: usize = 4;
 const KINDS_EXPECTED: u64 = 100;
 
 fn share(compute_percent: u32) -> PodRequest {
-    let request = Request::Share {
-        compute_percent: Percent(compute_percent),
-        memory: MiB(MEMORY.0 * u64::from(compute_percent) / 100),
-    };
+    let request = Request::share(Percent(compute_percent), MiB(MEMORY.0 * u64::from(compute_percent) / 100));
     PodRequest { cpu: MilliCpu(4000), memory: MiB(16_384), ..PodRequest::of_mains([request]) }
 }
 
@@ -67,14 +64,14 @@ fn cluster(nodes: usize) -> Vec<NodeState> {
         ledger.set_node(node);
         for held in 0..PODS_PER_NODE {
             let pod = pod(number * 7 + held);
-            let placement =
-                place(ledger.node(&name).unwrap(), &pod, &Policy::Binpack, GpuSet::EMPTY).unwrap();
+            let state = ledger.node(&name).unwrap();
+            let placement = place(state, &pod, &Policy::Binpack, GpuSet::EMPTY).unwrap();
             let grant = PodGrant {
                 pod: format!("{number}-{held}").as_str().into(),
                 node: name.clone(),
                 cpu: pod.cpu,
                 memory: pod.memory,
-                containers: placement.grants(&pod),
+                containers: placement.grants(state.node(), &pod),
             };
             ledger.book(grant).unwrap();
         }

@@ -6,7 +6,7 @@
 //! The checks have one order. The first one that fails gives the reason:
 //!
 //! 1. The caller knows and can read the node ([`RejectReason::of_missing_node`]).
-//! 2. The node serves the resources by which the pod requests GPUs.
+//! 2. The node's agent runs, and serves the resources by which the pod requests GPUs.
 //! 3. The quota of the pod's namespace allows the pod on this node.
 //! 4. The node's GPUs have room for the pod.
 //!
@@ -15,11 +15,12 @@
 
 use std::borrow::Cow;
 
+use crate::gang::GangWait;
 use crate::gpu_set::GpuSet;
 use crate::node::NodeState;
 use crate::placement::{self, GpuRejectReason, Placement, PlacementError, PlacementExplanation, Policy};
 use crate::quota::{GpuAmount, NamespaceUsage, OverQuota, Quota, QuotaLabels};
-use crate::request::PodRequest;
+use crate::request::{ContainerRequest, ContainerRole, PodRequest};
 use crate::units::GpuIndex;
 
 /// The value of [`RejectReason::kind`] for [`RejectReason::Quota`].
@@ -37,12 +38,18 @@ pub enum RejectReason {
     /// The node does not offer the resource that the pod requests.
     #[error("node does not offer this kind of GPU resource")]
     NotServed,
+    /// The node's agent has announced that it does not serve pods now.
+    #[error("the agent of the node is being replaced, or was stopped")]
+    NoAgent,
     /// The node's GPUs, CPU or memory do not suffice.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// The quota of the pod's namespace is exhausted or does not allow this node.
     #[error(transparent)]
     Quota(#[from] OverQuota),
+    /// The pod waits for the other pods of its gang.
+    #[error(transparent)]
+    Gang(#[from] GangWait),
 }
 
 /// A reason that follows from the node's state and the pod's request alone. It stays valid until
@@ -51,8 +58,21 @@ pub enum RejectReason {
 pub enum NodeMismatch {
     /// The node does not offer the resource that the pod requests.
     NotServed,
+    /// The node's agent has announced that it does not serve pods now.
+    NoAgent,
     /// The node's GPUs, CPU or memory do not suffice.
     Placement(PlacementError),
+}
+
+/// Whether a node can give a pod the resources by which it requests GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// The node offers every resource that the pod requests.
+    Offered,
+    /// The node lacks a resource that the pod requests.
+    NotOffered,
+    /// The node's agent does not serve pods now, so the kubelet would reject the pod.
+    NoAgent,
 }
 
 /// A node as the pod in question meets it.
@@ -60,8 +80,8 @@ pub enum NodeMismatch {
 pub struct NodeOffer<'a> {
     /// The node and what its pods use of it.
     pub state: &'a NodeState,
-    /// True if the node offers every resource by which the pod requests GPUs.
-    pub serves: bool,
+    /// Whether the node serves the resources by which the pod requests GPUs.
+    pub service: Service,
     /// The labels by which quotas limit the node.
     pub quota_labels: &'a QuotaLabels,
 }
@@ -90,7 +110,7 @@ pub struct QuotaState<'a> {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery};
+/// use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, Service};
 /// use tessera_core::gpu::Gpu;
 /// use tessera_core::node::{Node, NodeState};
 /// use tessera_core::placement::Policy;
@@ -102,7 +122,7 @@ pub struct QuotaState<'a> {
 /// let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
 /// let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
 /// let state = NodeState::empty(Arc::new(node));
-/// let offer = NodeOffer { state: &state, serves: true, quota_labels: &QuotaLabels::default() };
+/// let offer = NodeOffer { state: &state, service: Service::Offered, quota_labels: &QuotaLabels::default() };
 /// let two_gpus = PodRequest::of_mains([Request::Whole(2)]);
 /// let query = PodQuery { namespace: "team", request: &two_gpus, policy: &Policy::Simple };
 ///
@@ -142,6 +162,21 @@ pub struct Rejection {
     pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
+// === impl Service ===
+
+impl Service {
+    /// Returns the service of a node for a pod. A stopped agent is the reason to name, because the kubelet reports no
+    /// resources without one.
+    #[must_use]
+    pub fn new(is_agent_unavailable: bool, is_offered: bool) -> Self {
+        match (is_agent_unavailable, is_offered) {
+            (true, _) => Self::NoAgent,
+            (false, true) => Self::Offered,
+            (false, false) => Self::NotOffered,
+        }
+    }
+}
+
 // === impl QuotaState ===
 
 impl<'a> QuotaState<'a> {
@@ -167,7 +202,9 @@ impl<'a> Admission<'a> {
     pub fn place(&self) -> Result<Placement, RejectReason> {
         self.check()?;
         let request = self.request();
-        Ok(placement::place(self.offer.state, &request, self.query.policy, GpuSet::EMPTY)?)
+        let placement = placement::place(self.offer.state, &request, self.query.policy, GpuSet::EMPTY)?;
+        self.check_quota_of(&placement)?;
+        Ok(placement)
     }
 
     /// Returns how well the node suits the pod; scores of the same policy compare across nodes.
@@ -184,10 +221,19 @@ impl<'a> Admission<'a> {
 
     /// Returns the score that follows from a cached one, after the quota was applied to it.
     pub fn score_from(&self, cached: Result<f64, NodeMismatch>) -> Result<f64, RejectReason> {
-        if cached != Err(NodeMismatch::NotServed) {
+        if !matches!(cached, Err(NodeMismatch::NotServed | NodeMismatch::NoAgent)) {
             self.check_quota()?;
         }
-        Ok(cached?)
+        let score = cached?;
+        let is_init = |container: &ContainerRequest| container.role == ContainerRole::Init;
+        let has_init = |request: &PodRequest| {
+            request.containers.iter().any(|container| is_init(container) && container.request.is_some())
+        };
+        // What such a pod takes of its quota depends on the chosen GPUs.
+        if self.quota.is_some() && has_init(self.query.request) {
+            self.place()?;
+        }
+        Ok(score)
     }
 
     /// Returns the verdict with the reason for each GPU. It leaves CPU and memory to
@@ -198,7 +244,10 @@ impl<'a> Admission<'a> {
             return NodeVerdict::Rejected(reason.into());
         }
         match placement::place_or_explain(self.offer.state, &self.request(), self.query.policy) {
-            Ok(placement) => NodeVerdict::Fits(placement),
+            Ok(placement) => match self.check_quota_of(&placement) {
+                Ok(()) => NodeVerdict::Fits(placement),
+                Err(over) => NodeVerdict::Rejected(RejectReason::from(over).into()),
+            },
             Err(PlacementExplanation { error, container, gpus }) => {
                 NodeVerdict::Rejected(Rejection { reason: error.into(), container, gpus })
             }
@@ -227,7 +276,7 @@ impl<'a> Admission<'a> {
     pub fn quota_excess(&self) -> Option<GpuAmount> {
         self.check_served().ok()?;
         let Some(QuotaState { quota, usage }) = self.quota else { return Some(GpuAmount::default()) };
-        let more = GpuAmount::upper_bound(self.query.request, self.offer.state.node());
+        let more = GpuAmount::peak_need(self.query.request, self.offer.state.node());
         quota.excess(self.query.namespace, usage, self.offer.quota_labels, more)
     }
 
@@ -246,21 +295,34 @@ impl<'a> Admission<'a> {
         Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
     }
 
-    fn check_served(&self) -> Result<(), NodeMismatch> {
-        // A node without GPUs gets the reason "no GPU" from the placement instead.
-        if self.offer.serves || self.offer.state.node().gpus().is_empty() {
-            Ok(())
-        } else {
-            Err(NodeMismatch::NotServed)
+    /// Checks whether the node serves the pod's resources.
+    pub fn check_served(&self) -> Result<(), NodeMismatch> {
+        match self.offer.service {
+            Service::Offered => Ok(()),
+            // A node without GPUs gets the reason "no GPU" from the placement instead.
+            _ if self.offer.state.node().gpus().is_empty() => Ok(()),
+            Service::NotOffered => Err(NodeMismatch::NotServed),
+            Service::NoAgent => Err(NodeMismatch::NoAgent),
         }
     }
 
+    /// Checks the quota before the GPUs are chosen.
     fn check_quota(&self) -> Result<(), OverQuota> {
+        self.check_quota_with(|| GpuAmount::peak_need(self.query.request, self.offer.state.node()))
+    }
+
+    /// Checks the quota for the chosen GPUs. They amount to more than the peak need of the pod where an init container
+    /// has GPUs of its own.
+    fn check_quota_of(&self, placement: &Placement) -> Result<(), OverQuota> {
+        let node = self.offer.state.node();
+        self.check_quota_with(|| GpuAmount::of_grants(&placement.grants(node, self.query.request), node))
+    }
+
+    fn check_quota_with(&self, more: impl FnOnce() -> GpuAmount) -> Result<(), OverQuota> {
         let PodQuery { namespace, request, .. } = self.query;
         match self.quota.and_then(|quotas| quotas.limiting(namespace)) {
             Some(QuotaState { quota, usage }) if request.wants_gpu() => {
-                let more = GpuAmount::upper_bound(request, self.offer.state.node());
-                quota.allows(namespace, usage, self.offer.quota_labels, more)
+                quota.allows(namespace, usage, self.offer.quota_labels, more())
             }
             _ => Ok(()),
         }
@@ -273,6 +335,7 @@ impl From<NodeMismatch> for RejectReason {
     fn from(mismatch: NodeMismatch) -> Self {
         match mismatch {
             NodeMismatch::NotServed => Self::NotServed,
+            NodeMismatch::NoAgent => Self::NoAgent,
             NodeMismatch::Placement(error) => Self::Placement(error),
         }
     }
@@ -291,7 +354,8 @@ impl RejectReason {
     pub fn may_resolve(&self) -> bool {
         match self {
             Self::UnknownNode => true,
-            Self::BadNode(_) | Self::NotServed => false,
+            // The gang is placed as a whole, so evictions for one of its pods do not help.
+            Self::BadNode(_) | Self::NotServed | Self::NoAgent | Self::Gang(_) => false,
             Self::Placement(error) => error.may_resolve(),
             Self::Quota(over) => over.may_resolve(),
         }
@@ -304,17 +368,22 @@ impl RejectReason {
             Self::UnknownNode => "unknown-node",
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
-            Self::Quota(_) => QUOTA,
+            Self::NoAgent => "no-agent",
+            Self::Quota(_) | Self::Gang(GangWait::Quota { .. }) => QUOTA,
+            Self::Gang(_) => "gang",
             Self::Placement(error) => match error {
                 PlacementError::Cpu => "cpu",
                 PlacementError::Memory => "memory",
                 PlacementError::NoGpu => "no-gpu",
                 PlacementError::Model => "model",
+                PlacementError::FewerSelected(_) => "not-selected",
+                PlacementError::NumaNode(_) => "numa-node",
                 PlacementError::FewerGpus(_) => "fewer-gpus",
                 PlacementError::FewerIdle(_) => "fewer-idle",
                 PlacementError::TooLarge(_) => "too-large",
-                PlacementError::NoShare { .. } => "no-share",
-                PlacementError::NoMemory(_) => "no-gpu-memory",
+                PlacementError::FewerLarge { .. } => "too-large",
+                PlacementError::NoShare(share) if share.has_compute() => "no-share",
+                PlacementError::NoShare(_) => "no-gpu-memory",
                 PlacementError::Required => "required",
                 PlacementError::Unlisted(_) => "static-table",
             },

@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::grant::{ContainerGrant, PodGrant};
-use crate::ledger::{Conflict, Ledger, NodePosition};
-use crate::node::Node;
+use crate::ledger::{Conflict, Ledger, NodeGrant, NodePosition, Reservation, ReservationName};
+use crate::node::{Node, NodeState};
 use crate::placement::set_aside;
 use crate::quota::{GpuAmount, NamespaceUsage, QuotaLabels};
 use crate::request::PodRequest;
@@ -115,6 +115,33 @@ impl ClusterView {
         &self.usage
     }
 
+    /// Returns what the namespaces use without the charge of one pod.
+    #[must_use]
+    pub fn usage_without(&self, pod: &PodUid) -> NamespaceUsage {
+        let mut usage = self.usage.clone();
+        if let Some(Account { namespace, charge: Some(charge) }) = self.accounts.get(pod) {
+            usage.remove(namespace, &charge.model, charge.amount);
+        }
+        usage
+    }
+
+    /// Returns a node without the grant or the reserved place of one pod, or `None` if the pod has
+    /// neither there.
+    #[must_use]
+    pub fn state_without(&self, node: &NodeName, pod: &PodUid) -> Option<NodeState> {
+        self.ledger.grant(pod).or_else(|| self.ledger.place(pod)).filter(|grant| grant.node == *node)?;
+        let mut state = NodeState::empty(self.ledger.node(node)?.shared_node());
+        let is_own = |counted: &NodeGrant<'_>| match counted {
+            NodeGrant::Held(grant) | NodeGrant::Reserved(grant) => grant.pod == *pod,
+            NodeGrant::InDoubt(_) => false,
+        };
+        self.ledger
+            .counted_on(node)
+            .filter(|counted| !is_own(counted))
+            .for_each(|counted| state.add(counted.grant()));
+        Some(state)
+    }
+
     /// Returns the labels by which quotas limit a node.
     #[must_use]
     pub fn quota_labels(&self, node: &NodeName) -> Option<&QuotaLabels> {
@@ -212,12 +239,14 @@ impl ClusterView {
         self.enter(PodGrant { pod: uid, node, cpu, memory, containers });
     }
 
-    /// Removes a pod. Its GPUs may be the ones that were set aside for others, so the node is
+    /// Removes a pod, with the place that is reserved for it. Its GPUs may be the ones that were set aside for others, so the node is
     /// settled again.
     pub fn remove_pod(&mut self, uid: &PodUid) {
-        let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
+        let grant = self.ledger.grant(uid).or_else(|| self.ledger.place(uid));
+        let node = grant.map(|grant| grant.node.clone());
         self.forget_unknown(uid);
         self.ledger.release(uid);
+        self.ledger.release_place(uid);
         self.close_account(uid);
         node.iter().for_each(|node| self.settle(node));
     }
@@ -229,6 +258,35 @@ impl ClusterView {
         self.open_account(&uid, namespace);
         self.charge(&uid);
         Ok(())
+    }
+
+    /// Reserves places as [`Ledger::reserve`] does, and charges this namespace for them, if there is
+    /// one.
+    pub fn reserve(&mut self, reservation: Reservation, namespace: Option<&str>) -> Result<(), Conflict> {
+        let pods: Vec<PodUid> = reservation.places.iter().map(|place| place.pod.clone()).collect();
+        self.ledger.reserve(reservation)?;
+        if let Some(namespace) = namespace {
+            for pod in &pods {
+                self.open_account(pod, namespace.to_owned());
+                self.charge(pod);
+            }
+        }
+        Ok(())
+    }
+
+    /// Cancels a reservation and settles its nodes again.
+    pub fn cancel_reservation(&mut self, name: &ReservationName) -> Option<Reservation> {
+        let cancelled = self.ledger.cancel_reservation(name)?;
+        cancelled.places.iter().for_each(|place| self.close_account(&place.pod));
+        cancelled.places.iter().for_each(|place| self.settle(&place.node));
+        Some(cancelled)
+    }
+
+    /// Exchanges the places of two pods of one reservation, which request the same.
+    pub fn exchange_places(&mut self, one: &PodUid, other: &PodUid) {
+        self.ledger.exchange_places(one, other);
+        self.charge(one);
+        self.charge(other);
     }
 
     /// Turns a booking into one in doubt, as [`Ledger::put_in_doubt`] does. No namespace is charged
@@ -319,9 +377,9 @@ impl ClusterView {
     }
 }
 
-/// Returns what the grant of a pod amounts to. Nothing is charged for GPUs of unknown nodes.
+/// Returns what the grant or the reserved place of a pod amounts to. Nothing is charged for GPUs of unknown nodes.
 fn charge_for(ledger: &Ledger, quota_labels: &[QuotaLabels], uid: &PodUid) -> Option<Charge> {
-    let grant = ledger.grant(uid)?;
+    let grant = ledger.grant(uid).or_else(|| ledger.place(uid))?;
     let position = ledger.position(&grant.node.0)?;
     let amount = GpuAmount::of_grants(&grant.containers, ledger.at(position)?.node());
     let model = quota_labels.get(position.index()).and_then(|labels| labels.model.clone());

@@ -1,5 +1,5 @@
 //! Constraints that kube-scheduler applies to nodes before it calls the extender: unschedulable
-//! nodes, taints, node selectors, node affinity and other resources.
+//! nodes, taints, node selectors, node affinity, the number of pods and other resources.
 //!
 //! The verbs do not apply them again. Explanations do, so that they never recommend a node on which
 //! kube-scheduler will not place the pod.
@@ -26,6 +26,8 @@ pub struct NodeConstraints {
     pub labels: BTreeMap<String, String>,
     /// Resources that the node offers besides CPU, memory and the GPUs that Tessera serves.
     pub other_resources: BTreeMap<String, u64>,
+    /// Largest number of pods on the node, if the node states it.
+    pub max_pods: Option<u64>,
 }
 
 /// The constraints of a pod on its node.
@@ -101,6 +103,9 @@ pub enum UnmetConstraint {
     /// The node matches no term of the pod's node affinity.
     #[error("node does not match the pod's node affinity")]
     Affinity,
+    /// The node has as many pods as it can take.
+    #[error("node has its largest number of pods, {0}")]
+    Pods(u64),
     /// The node offers less of another resource than the pod requests.
     #[error("node offers {offered} of {resource}, and the pod requests {requested}")]
     Resource {
@@ -126,6 +131,14 @@ impl fmt::Display for TaintText {
             TaintEffect::NoExecute => "NoExecute",
         };
         if value.is_empty() { write!(f, "{key}:{effect}") } else { write!(f, "{key}={value}:{effect}") }
+    }
+}
+
+impl NodeConstraints {
+    /// Returns the constraint that no other pod fits on a node with `pods` pods, if that is so.
+    #[must_use]
+    pub fn unmet_by_pods(&self, pods: u64) -> Option<UnmetConstraint> {
+        self.max_pods.filter(|most| pods >= *most).map(UnmetConstraint::Pods)
     }
 }
 

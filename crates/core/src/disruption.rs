@@ -99,7 +99,7 @@ pub fn violations<'a>(
 }
 
 impl DisruptionBudget {
-    fn protects(&self, pod: &EvictedPod<'_>) -> bool {
+    pub(crate) fn protects(&self, pod: &EvictedPod<'_>) -> bool {
         self.namespace == pod.namespace
             && !self.disrupted_pods.contains(pod.name)
             && self.selector.selects(pod.labels)

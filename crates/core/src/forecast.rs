@@ -129,11 +129,6 @@ impl Forecast {
         lost + cpu_short.max(memory_short).max(0.0)
     }
 
-    /// Returns the expected CPU request per GPU, in thousandths of a CPU.
-    pub(crate) fn cpu_per_gpu(&self) -> f64 {
-        self.cpu_per_gpu
-    }
-
     fn of(&self, kind: &GpuKind) -> &KindForecast {
         self.kinds.iter().find(|(known, _)| known == kind).map_or(&self.unknown, |(_, forecast)| forecast)
     }
@@ -158,9 +153,12 @@ impl Default for KindForecast {
 ///
 /// It matters only in clusters with several sizes of GPUs. A share of some MiB takes less of a large
 /// GPU than of a small one, and it should take the least where pods with whole GPUs want the rest.
+///
+/// Only pods that were seen count: some of them run on small GPUs. An assumed pod may be one that needs a large
+/// GPU, so it is no reason to use up the large ones first.
 fn free_value(classes: &[ExpectedClass<'_>]) -> f64 {
     let wholes = classes.iter().filter(|expected| matches!(expected.class.demand, Demand::Whole(_)));
-    WHOLE_GPU_VALUE * wholes.map(|expected| expected.share).sum::<f64>()
+    WHOLE_GPU_VALUE * wholes.map(|expected| expected.seen).sum::<f64>()
 }
 
 /// Returns the probability of the whole-GPU future from what the learned future will use of the
@@ -204,7 +202,7 @@ fn scarcity<'a>(
 fn gpus_taken(class: &PodClass) -> f64 {
     match class.demand {
         Demand::Whole(gpus) => f64::from(gpus),
-        Demand::Share { compute_percent, .. } => f64::from(compute_percent.0.max(1)) / 100.0,
+        Demand::Share(share) => f64::from(share.count) * f64::from(share.compute_percent.0.max(1)) / 100.0,
     }
 }
 

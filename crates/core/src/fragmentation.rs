@@ -8,7 +8,7 @@
 use crate::gpu::GpuKind;
 use crate::gpu_set::GpuSet;
 use crate::units::MilliCpu;
-use crate::workload::PodClass;
+use crate::workload::{Demand, PodClass};
 
 /// The fragmentation measure for nodes with GPUs of one kind.
 #[derive(Clone, Debug, Default)]
@@ -22,9 +22,9 @@ pub struct Fragmentation {
 /// The weights of the classes that a node with this much free CPU can serve.
 #[derive(Clone, Debug)]
 struct Row {
-    /// The weight of the single-GPU classes that fit, by the free percentage of the emptiest GPU.
+    /// The weight of the classes of one GPU or of shares that fit, by the free percentage of the emptiest GPU.
     single: [f64; 101],
-    /// The weight of the multi-GPU classes that fit, by the number of idle GPUs.
+    /// The weight of the classes of several whole GPUs that fit, by the number of idle GPUs.
     several: [f64; GpuSet::CAPACITY + 1],
 }
 
@@ -80,7 +80,8 @@ impl Fragmentation {
 
 impl Row {
     fn add(&mut self, class: &PodClass, kind: &GpuKind, weight: f64) {
-        if class.gpu_count() == 1 {
+        // Whether enough GPUs have a share of several GPUs left is part of the weight of its class.
+        if class.gpu_count() == 1 || matches!(class.demand, Demand::Share(_)) {
             let needed = class.percent_of(kind).min(100);
             self.single[needed..].iter_mut().for_each(|sum| *sum += weight);
         } else {
@@ -95,15 +96,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::request::{MemoryRequest, Share};
     use crate::units::{MiB, Percent};
-    use crate::workload::Demand;
 
     /// Computes the measure by its definition, class by class.
     fn by_definition(classes: &[(PodClass, f64)], cpu_left: MilliCpu, left: &[u8]) -> f64 {
         let mut sum = 0.0;
         for (class, weight) in classes {
             let needed = match class.demand {
-                Demand::Share { compute_percent, .. } => compute_percent.0,
+                Demand::Share(share) => share.compute_percent.0,
                 Demand::Whole(_) => 100,
             };
             let too_small = |percent: &&u8| u32::from(**percent) < needed;
@@ -121,10 +122,11 @@ mod tests {
 
     fn class() -> impl Strategy<Value = PodClass> {
         let demand = prop_oneof![
-            (1u32..100).prop_map(|compute_percent| Demand::Share {
+            (1u32..100).prop_map(|compute_percent| Demand::Share(Share {
+                count: 1,
                 compute_percent: Percent(compute_percent),
-                memory: MiB(0)
-            }),
+                memory: MemoryRequest::Amount(MiB(0))
+            })),
             (1u8..9).prop_map(Demand::Whole),
         ];
         (0u64..5, demand).prop_map(|(cpu, demand)| PodClass { cpu: MilliCpu(cpu), demand, models: vec![] })

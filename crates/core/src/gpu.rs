@@ -55,6 +55,8 @@ pub enum Health {
     InMigMode,
     /// The driver has retired memory of the GPU, which takes effect with its next reset.
     AwaitingReset,
+    /// An administrator wants no new grants on the GPU.
+    Cordoned,
 }
 
 impl Health {
@@ -72,6 +74,7 @@ impl Health {
             Self::Unhealthy => Some("unhealthy"),
             Self::InMigMode => Some("in MIG mode"),
             Self::AwaitingReset => Some("awaiting a reset for retired memory"),
+            Self::Cordoned => Some("cordoned"),
         }
     }
 }

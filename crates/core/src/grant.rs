@@ -1,7 +1,7 @@
 //! Grants: which GPUs a pod holds, and how much of each.
 
 use crate::gpu_set::GpuSet;
-use crate::request::{ContainerRole, Request, peak};
+use crate::request::{ContainerRole, Request, Share, peak};
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
 /// The amount of one GPU that a container holds.
@@ -60,14 +60,33 @@ pub struct GpuUsage {
 // === impl Hold ===
 
 impl Hold {
-    /// Returns what a request holds on each of its GPUs.
+    /// Returns what a request holds on one of its GPUs, which has this much memory.
     #[must_use]
-    pub fn of(request: Request) -> Self {
+    pub fn of(request: Request, gpu_memory: MiB) -> Self {
         match request {
             Request::Whole(_) => Self::Whole,
-            Request::Share { compute_percent, memory } => Self::Share { compute_percent, memory },
-            Request::Memory(memory) => Self::Share { compute_percent: Percent::ZERO, memory },
+            Request::Share(Share { compute_percent, memory, .. }) => {
+                Self::Share { compute_percent, memory: memory.on(gpu_memory) }
+            }
         }
+    }
+
+    /// Returns the part of `free` that this hold takes, or `None` if nothing is free.
+    #[must_use]
+    pub fn limited_to(self, free: Self) -> Option<Self> {
+        let part = match (self, free) {
+            (wanted, Self::Whole) => wanted,
+            (Self::Whole, free) => free,
+            (
+                Self::Share { compute_percent, memory },
+                Self::Share { compute_percent: free_percent, memory: free_memory },
+            ) => Self::Share {
+                compute_percent: compute_percent.min(free_percent),
+                memory: memory.min(free_memory),
+            },
+        };
+        let nothing = Self::Share { compute_percent: Percent::ZERO, memory: MiB::ZERO };
+        (part != nothing).then_some(part)
     }
 }
 
@@ -80,7 +99,8 @@ impl ContainerGrant {
         self.holds.iter().map(|(gpu, _)| *gpu).collect()
     }
 
-    fn usage(&self, gpu: GpuIndex) -> GpuUsage {
+    /// Returns what the container uses of one GPU.
+    pub(crate) fn usage(&self, gpu: GpuIndex) -> GpuUsage {
         let held = self.holds.iter().filter(|(held, _)| *held == gpu);
         held.fold(GpuUsage::default(), |usage, (_, hold)| usage.plus(GpuUsage::of(*hold)))
     }
@@ -89,6 +109,12 @@ impl ContainerGrant {
 // === impl PodGrant ===
 
 impl PodGrant {
+    /// Returns the GPUs of all containers.
+    #[must_use]
+    pub fn gpus(&self) -> GpuSet {
+        gpus(&self.containers)
+    }
+
     /// Returns what the pod takes of each of its GPUs at its peak. Main containers reuse the GPUs
     /// of init containers of the same pod.
     pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
@@ -96,10 +122,15 @@ impl PodGrant {
     }
 }
 
+/// Returns the GPUs of these containers.
+#[must_use]
+pub fn gpus(containers: &[ContainerGrant]) -> GpuSet {
+    containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
+}
+
 /// Returns what these containers of one pod take of each GPU at their peak.
 pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
-    let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
-    gpus.iter().map(|gpu| {
+    gpus(containers).iter().map(|gpu| {
         let usage = peak(containers, |c| c.role, |c| c.usage(gpu), GpuUsage::plus, GpuUsage::larger);
         (gpu, usage)
     })

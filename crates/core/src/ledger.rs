@@ -4,14 +4,18 @@
 //! history that leads to the same pods therefore leads to the same ledger.
 //!
 //! A pod has at most one grant. While the outcome of a Binding is unknown, the pod may in addition
-//! have one booking in doubt, so that its GPUs go to no other pod.
+//! have one booking in doubt, so that its GPUs go to no other pod. A pod without a grant may have a
+//! place in a reservation, which becomes its grant when it is booked.
 
 mod names;
+mod reservation;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::names::Names;
+use self::reservation::Reservations;
+pub use self::reservation::{Reservation, ReservationName};
 use crate::grant::PodGrant;
 use crate::node::{Kinds, Node, NodeState};
 use crate::topology::Topology;
@@ -65,6 +69,7 @@ pub struct Ledger {
     pods: HashMap<PodUid, Arc<PodGrant>>,
     /// The bookings in doubt, by pod. There are few of them at any time.
     in_doubt: BTreeMap<PodUid, Arc<PodGrant>>,
+    reservations: Reservations,
     /// The pods of each node; also of unknown nodes, because a pod may be seen before its node.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
     /// One copy of each topology, so that the values derived from its links are computed once.
@@ -81,6 +86,8 @@ pub enum NodeGrant<'a> {
     /// A booking in doubt: the scheduler does not know whether the pod was bound to this node, and
     /// may have booked GPUs of another node for it.
     InDoubt(&'a PodGrant),
+    /// A place in a reservation, kept for a pod that is not bound yet.
+    Reserved(&'a PodGrant),
 }
 
 /// The position of a node in the ledger. It belongs to the node until the node is removed and is
@@ -123,6 +130,9 @@ pub enum Conflict {
         /// The node of the other grant.
         node: NodeName,
     },
+    /// A reservation of this name exists.
+    #[error("reservation {0} exists already; cancel it first")]
+    ReservationExists(ReservationName),
 }
 
 /// Whether a call changed the ledger.
@@ -141,7 +151,7 @@ impl<'a> NodeGrant<'a> {
     #[must_use]
     pub fn grant(self) -> &'a PodGrant {
         match self {
-            Self::Held(grant) | Self::InDoubt(grant) => grant,
+            Self::Held(grant) | Self::InDoubt(grant) | Self::Reserved(grant) => grant,
         }
     }
 }
@@ -160,7 +170,7 @@ impl NodePosition {
 
 impl Ledger {
     /// Books a decision of the scheduler. It fails where a GPU lacks room or the pod holds another
-    /// grant.
+    /// grant. A place that is reserved for the pod does not count against it and is given up.
     pub fn book(&mut self, grant: PodGrant) -> Result<LedgerChange, Conflict> {
         if let Some(booked) = self.pods.get(&grant.pod) {
             return if **booked == grant {
@@ -170,12 +180,9 @@ impl Ledger {
             };
         }
         let state = self.node(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
-        for (gpu, usage) in grant.footprint() {
-            let node = || grant.node.clone();
-            let found = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
-            if state.used(gpu).plus(usage).exceeds(found.memory) {
-                return Err(Conflict::Insufficient { node: node(), gpu });
-            }
+        match self.without_place(&grant.node, &grant.pod) {
+            Some(without) => check_room(&without, &grant)?,
+            None => check_room(state, &grant)?,
         }
         self.enter(grant);
         Ok(LedgerChange::Changed)
@@ -328,11 +335,12 @@ impl Ledger {
     }
 
     /// Returns everything that counts on one node: the grants that pods hold, then the bookings in
-    /// doubt, each by pod UID.
+    /// doubt, then the reserved places, each by pod UID.
     pub fn counted_on(&self, node: &NodeName) -> impl Iterator<Item = NodeGrant<'_>> {
-        let in_doubt = self.in_doubt.values().filter(|grant| grant.node == *node);
+        let in_doubt = self.in_doubt.values().filter(move |grant| grant.node == *node);
         let held = self.grants_on(node).map(NodeGrant::Held);
-        held.chain(in_doubt.map(|grant| NodeGrant::InDoubt(grant)))
+        let reserved = self.reservations.on(node).map(NodeGrant::Reserved);
+        held.chain(in_doubt.map(|grant| NodeGrant::InDoubt(grant))).chain(reserved)
     }
 
     /// Returns the GPUs that carry more than they have, because pods bypassed the scheduler or a
@@ -351,14 +359,20 @@ impl Ledger {
     }
 
     fn enter(&mut self, grant: PodGrant) {
+        self.release_place(&grant.pod);
+        self.count(&grant);
+        self.pods_of.entry(grant.node.clone()).or_default().insert(grant.pod.clone());
+        self.pods.insert(grant.pod.clone(), Arc::new(grant));
+    }
+
+    /// Adds a grant or a place to the state of its node.
+    fn count(&mut self, grant: &PodGrant) {
         if let Some(position) = self.position(&grant.node.0) {
             if let Some(Some(state)) = self.nodes.get_mut(position.0) {
-                state.add(&grant);
+                state.add(grant);
             }
             self.touch(position);
         }
-        self.pods_of.entry(grant.node.clone()).or_default().insert(grant.pod.clone());
-        self.pods.insert(grant.pod.clone(), Arc::new(grant));
     }
 
     /// Keeps these values for further nodes, and drops those that no node uses any more.
@@ -423,6 +437,18 @@ impl Ledger {
             *changed = self.now;
         }
     }
+}
+
+/// Checks that every GPU of a grant has room for it.
+fn check_room(state: &NodeState, grant: &PodGrant) -> Result<(), Conflict> {
+    for (gpu, usage) in grant.footprint() {
+        let node = || grant.node.clone();
+        let found = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
+        if state.used(gpu).plus(usage).exceeds(found.memory) {
+            return Err(Conflict::Insufficient { node: node(), gpu });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,13 +8,16 @@
 
 pub mod admission;
 pub mod bandwidth;
+pub mod claim;
 pub mod cluster_view;
 pub mod constraint;
+pub mod defragment;
 pub mod disruption;
 #[cfg(test)]
 mod fixtures;
 pub mod forecast;
 pub mod fragmentation;
+pub mod gang;
 pub mod gpu;
 pub mod gpu_set;
 pub mod grant;
@@ -25,6 +28,7 @@ pub mod preemption;
 pub mod quota;
 pub mod remedy;
 pub mod request;
+pub mod selection;
 pub mod taint;
 pub mod topology;
 pub mod tree;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::gpu::{Gpu, GpuKind, Health};
 use crate::gpu_set::GpuSet;
 use crate::grant::{GpuUsage, Hold, PodGrant};
+use crate::request::Request;
 use crate::topology::Topology;
 use crate::units::{Count, GpuIndex, MiB, MilliCpu, NodeName, Percent};
 
@@ -131,6 +132,18 @@ impl Node {
         self.gpus.get(index.position())
     }
 
+    /// Returns what a request holds on one GPU; nothing on a GPU that the node does not have.
+    #[must_use]
+    pub fn hold(&self, request: Request, gpu: GpuIndex) -> Hold {
+        Hold::of(request, self.kind(gpu).map(|kind| kind.memory).unwrap_or_default())
+    }
+
+    /// Returns what a request holds on each of these GPUs.
+    #[must_use]
+    pub fn holds(&self, request: Request, gpus: GpuSet) -> Vec<(GpuIndex, Hold)> {
+        gpus.iter().map(|gpu| (gpu, self.hold(request, gpu))).collect()
+    }
+
     /// Returns the kinds of GPUs with the GPUs of each kind.
     #[must_use]
     pub fn kinds(&self) -> &[(GpuKind, GpuSet)] {
@@ -207,6 +220,19 @@ impl NodeState {
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> GpuRoom {
         self.node.kind(gpu).map_or_else(GpuRoom::default, |kind| GpuRoom::of(kind.memory, self.used(gpu)))
+    }
+
+    /// Returns everything that is free of a healthy GPU as a hold, or `None` if nothing is.
+    #[must_use]
+    pub fn free_hold(&self, gpu: GpuIndex) -> Option<Hold> {
+        if !self.node.healthy.contains(gpu) {
+            return None;
+        }
+        if self.used(gpu).is_none() {
+            return Some(Hold::Whole);
+        }
+        let GpuRoom { compute_percent, memory } = self.room(gpu);
+        Hold::Whole.limited_to(Hold::Share { compute_percent, memory })
     }
 
     /// Returns the free percentage of a GPU, counted by the scarcer of compute and memory; 0 for an

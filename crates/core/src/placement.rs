@@ -6,7 +6,7 @@
 pub mod best_effort;
 mod containers;
 mod describe;
-mod links;
+pub(crate) mod links;
 mod policy;
 mod rejection;
 pub mod scoreboard;
@@ -17,13 +17,14 @@ mod whole;
 
 use crate::gpu_set::GpuSet;
 use crate::grant::{ContainerGrant, Hold};
-use crate::node::NodeState;
-use crate::request::{ContainerRole, LinkSensitivity, PodRequest, Request};
-use crate::units::{GpuIndex, MiB, MilliCpu};
+use crate::node::{Node, NodeState};
+use crate::request::{ContainerRole, LinkSensitivity, PodRequest, Request, Share};
+use crate::selection::ScoringWeights;
+use crate::units::{MiB, MilliCpu};
 
 use containers::try_place;
 pub use describe::describe;
-pub use policy::{Policy, UnknownPolicy};
+pub use policy::{Policy, PolicyPair, UnknownPolicy};
 pub use rejection::{GpuRejectReason, PlacementError, PlacementExplanation};
 
 /// The GPUs that a pod gets on a node.
@@ -37,7 +38,7 @@ pub struct Placement {
 
 /// Chooses GPUs for every container, or returns the reason why the pod does not fit.
 ///
-/// The first container that requests whole GPUs gets the `required` ones among them.
+/// The first container gets the `required` GPUs among its own, unless it requests a share of one GPU.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -86,8 +87,8 @@ pub fn place(
 /// # let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
 /// # let state = NodeState::empty(Arc::new(node));
 /// // `state` is a node with one idle GPU of 15,360 MiB.
-/// let small = PodRequest::of_mains([Request::Memory(MiB(1024))]);
-/// let large = PodRequest::of_mains([Request::Memory(MiB(20_480))]);
+/// let small = PodRequest::of_mains([Request::memory(MiB(1024))]);
+/// let large = PodRequest::of_mains([Request::memory(MiB(20_480))]);
 /// assert!(filter(&state, &small, &Policy::Binpack).is_ok());
 /// assert!(score(&state, &small, &Policy::Binpack).is_ok());
 /// assert_eq!(filter(&state, &large, &Policy::Binpack).unwrap_err().to_string(), "no GPU has 20480 MiB");
@@ -108,7 +109,7 @@ pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
     // The kubelet has admitted the pod, so CPU and memory suffice.
     let gpus_only = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.clone() };
     let placement = place(node, &gpus_only, &Policy::Simple, GpuSet::EMPTY);
-    placement.map(|placement| placement.grants(&gpus_only)).unwrap_or_default()
+    placement.map(|placement| placement.grants(node.node(), &gpus_only)).unwrap_or_default()
 }
 
 /// Returns the score of [`place`] without choosing the GPUs, which is cheaper when thousands of
@@ -175,32 +176,30 @@ pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Pl
     place_or_explain(node, pod, policy).err()
 }
 
-fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
+fn grants(node: &Node, pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
     let asking = pod.containers.iter().zip(gpus).filter_map(|(container, gpus)| {
-        let hold = Hold::of(container.request?);
         Some(ContainerGrant {
             container: container.name.clone(),
             role: container.role,
-            holds: gpus.iter().map(|gpu| (gpu, hold)).collect(),
+            holds: node.holds(container.request?, *gpus),
         })
     });
     asking.collect()
 }
 
 impl Placement {
-    /// Returns the placement as grants for the ledger and for the pod's annotations.
+    /// Returns the placement on `node` as grants for the ledger and for the pod's annotations.
     #[must_use]
-    pub fn grants(&self, pod: &PodRequest) -> Vec<ContainerGrant> {
-        grants(pod, &self.gpus)
+    pub fn grants(&self, node: &Node, pod: &PodRequest) -> Vec<ContainerGrant> {
+        grants(node, pod, &self.gpus)
     }
 }
 
 /// The request of one container on one node, as the policies read it.
 #[derive(Clone, Copy, Debug)]
 struct ContainerQuery {
-    hold: Hold,
-    count: usize,
-    /// The GPUs that could serve the container; at least `count`.
+    request: Request,
+    /// The GPUs that could serve the container; at least as many as requested.
     candidates: GpuSet,
     /// The candidates that must be chosen.
     required: GpuSet,
@@ -209,6 +208,8 @@ struct ContainerQuery {
     cpu: MilliCpu,
     /// The main memory of the whole pod.
     memory: MiB,
+    /// How `binpack` and `spread` compare GPUs for shares, if the pod says so.
+    weights: Option<ScoringWeights>,
 }
 
 /// The choice of a policy for one container.
@@ -220,6 +221,10 @@ struct Chosen {
 }
 
 impl ContainerQuery {
+    fn count(&self) -> usize {
+        self.request.gpu_count()
+    }
+
     /// Collects the candidates. Where enough of them are `preferred`, only those stay.
     fn new(
         node: &NodeState,
@@ -228,24 +233,32 @@ impl ContainerQuery {
         required: GpuSet,
         preferred: GpuSet,
     ) -> Result<Self, PlacementError> {
-        let hold = Hold::of(request);
-        let (count, required) = match request {
-            Request::Whole(count) => (usize::from(count), required),
-            Request::Share { .. } | Request::Memory(_) => (1, GpuSet::EMPTY),
+        let count = request.gpu_count();
+        let required = match request {
+            Request::Share(Share { count: 1, .. }) => GpuSet::EMPTY,
+            Request::Whole(_) | Request::Share(_) => required,
         };
-        let fits = |gpu: &GpuIndex| {
-            node.fits(*gpu, hold) && node.node().gpu(*gpu).is_some_and(|found| pod.accepts(&found.model))
-        };
-        let mut candidates: GpuSet = node.node().topology().gpus().iter().filter(fits).collect();
+        let mut candidates = GpuSet::EMPTY;
+        let is_accepted = |model| pod.accepts(model) && pod.selection.accepts_model(model);
+        for (kind, gpus) in node.node().kinds().iter().filter(|(kind, _)| is_accepted(&kind.model)) {
+            let hold = Hold::of(request, kind.memory);
+            candidates = candidates.union(gpus.iter().filter(|gpu| node.fits(*gpu, hold)).collect());
+        }
+        candidates = pod.selection.of(node, candidates);
         if candidates.len() < count || !candidates.is_superset(required) {
             return Err(rejection::of_gpus(node, pod, request, required));
         }
+        candidates = pod
+            .selection
+            .on_numa_node(node, candidates, required, count)
+            .ok_or_else(|| PlacementError::NumaNode(u8::try_from(count).unwrap_or(u8::MAX)))?;
         let preferred = candidates.intersection(preferred);
         if preferred.len() >= count {
             candidates = preferred;
         }
         let PodRequest { cpu, memory, link_sensitivity, .. } = *pod;
-        Ok(Self { hold, count, candidates, required, link_sensitivity, cpu, memory })
+        let weights = pod.selection.weights;
+        Ok(Self { request, candidates, required, link_sensitivity, cpu, memory, weights })
     }
 }
 

@@ -1,23 +1,29 @@
 //! Preemption: which pods to evict so that a pod with a higher priority fits on a node.
+//!
+//! The pods of a gang on the node are evicted together or not at all, because a gang without one of its pods does no
+//! work. Gangs are spared where other pods of the same priorities suffice.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::gpu_set::GpuSet;
-use crate::grant::ContainerGrant;
 use crate::ledger::NodeGrant;
 use crate::node::NodeState;
 use crate::placement::{Policy, filter, only_request};
 use crate::quota::GpuAmount;
-use crate::request::{PodRequest, Request};
+use crate::request::{PodRequest, Request, Share};
 use crate::units::{GpuIndex, PodUid};
 
-/// A pod on the node that holds CPU, memory or GPUs, or a booking in doubt.
+/// A pod on the node that holds CPU, memory or GPUs, a booking in doubt, or a reserved place.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningPod<'a> {
-    /// The grant of the pod. An eviction does not release a booking in doubt.
+    /// The grant of the pod. An eviction releases neither a booking in doubt nor a reserved place.
     pub grant: NodeGrant<'a>,
-    /// The priority of the pod.
+    /// The priority of the pod. For a pod of a gang it is the highest priority in the gang.
     pub priority: i32,
+    /// A number for the gang of the pod, the same for all its pods; `None` for a pod without a gang.
+    pub gang: Option<usize>,
     /// The amount that the eviction returns to the preemptor's quota; zero for pods of other
     /// namespaces.
     pub quota_released: GpuAmount,
@@ -48,11 +54,16 @@ const MAX_EXAMINED_SETS: usize = 200_000;
 /// kube-scheduler asks about hundreds of nodes in one call and waits for seconds.
 const MAX_SUMMED_PODS: usize = 100_000;
 
+/// Upper bound for the pods summed up in the greedy search, which takes some tens of milliseconds. It suffices for nodes
+/// with 700 pods, more than a kubelet runs. On a node with more pods the victims may be too many, but they suffice.
+const MAX_SPARING_SUMS: usize = 1_000_000;
+
 /// Returns the pods to evict so that the preemptor fits, or `None` where no eviction helps.
 ///
 /// The `proposed` pods are returned where they suffice, because kube-scheduler has checked them
-/// already. Otherwise the highest priority among the victims is as low as possible, and then their
-/// number. The result is empty where the pod fits without an eviction.
+/// already, together with the other pods of their gangs. Otherwise the highest priority among the
+/// victims is as low as possible, then the number of gangs among them, and then their number. The
+/// result is empty where the pod fits without an eviction.
 ///
 /// ```
 /// # use std::collections::BTreeSet;
@@ -84,7 +95,7 @@ const MAX_SUMMED_PODS: usize = 100_000;
 /// # state.add(&grant);
 /// // The pod `batch` of priority 0 holds the only GPU of the node.
 /// let grant = NodeGrant::Held(&grant);
-/// let running = RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
+/// let running = RunningPod { grant, priority: 0, gang: None, quota_released: GpuAmount::default() };
 /// let request = PodRequest::of_mains([Request::Whole(1)]);
 /// let quota_excess = GpuAmount::default();
 /// let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Simple, quota_excess };
@@ -98,17 +109,33 @@ pub fn victims(
     preemptor: Preemptor<'_>,
     proposed: &BTreeSet<PodUid>,
 ) -> Option<Vec<PodUid>> {
-    let scenario = Scenario { node, holders, preemptor };
+    let scenario = Scenario { node, holders, preemptor, summed_pods: Cell::new(0) };
     let is_over_quota = preemptor.quota_excess != GpuAmount::default();
-    let is_proposed = |holder: &RunningPod<'_>| holder.pod().is_some_and(|pod| proposed.contains(pod));
-    let is_movable = |holder: &RunningPod<'_>| {
+    let is_named = |holder: &RunningPod<'_>| holder.pod().is_some_and(|pod| proposed.contains(pod));
+    let named_gangs: BTreeSet<usize> =
+        holders.iter().filter(|holder| is_named(holder)).filter_map(|holder| holder.gang).collect();
+    let is_in_named_gang =
+        |holder: &RunningPod<'_>| holder.gang.is_some_and(|gang| named_gangs.contains(&gang));
+    let is_proposed =
+        |holder: &RunningPod<'_>| is_named(holder) || (holder.pod().is_some() && is_in_named_gang(holder));
+    let may_go = |holder: &RunningPod<'_>| {
         holder.pod().is_some()
             && holder.priority < preemptor.priority
             && (!is_over_quota || holder.quota_released != GpuAmount::default())
     };
-    let are_all_movable = || holders.iter().filter(|holder| is_proposed(holder)).all(is_movable);
-    if !proposed.is_empty() && (!is_over_quota || are_all_movable()) && scenario.fits_without(is_proposed) {
-        return Some(proposed.iter().cloned().collect());
+    let fixed_gangs: BTreeSet<usize> =
+        holders.iter().filter(|holder| !may_go(holder)).filter_map(|holder| holder.gang).collect();
+    let is_movable = |holder: &RunningPod<'_>| {
+        may_go(holder) && holder.gang.is_none_or(|gang| !fixed_gangs.contains(&gang))
+    };
+    let are_all_movable = || {
+        let needs_check = |holder: &&RunningPod<'_>| is_over_quota || is_in_named_gang(holder);
+        holders.iter().filter(|holder| is_proposed(holder)).filter(needs_check).all(is_movable)
+    };
+    if !proposed.is_empty() && are_all_movable() && scenario.fits_without(is_proposed) {
+        let added = holders.iter().filter(|holder| is_proposed(holder)).filter_map(RunningPod::pod);
+        let all: BTreeSet<&PodUid> = proposed.iter().chain(added).collect();
+        return Some(all.into_iter().cloned().collect());
     }
     if scenario.fits_without(|_| false) {
         return Some(Vec::new());
@@ -121,7 +148,12 @@ pub fn victims(
         |level: &&i32| scenario.fits_without(|holder| holder.priority <= **level && is_movable(holder));
     let level = *levels.iter().find(enough)?;
     movable.retain(|holder| holder.priority <= level);
-    let chosen = scenario.smallest(&movable).unwrap_or_else(|| scenario.spare(&movable));
+    let is_single = |holder: &RunningPod<'_>| holder.gang.is_none() && is_movable(holder);
+    if scenario.fits_without(|holder| holder.priority <= level && is_single(holder)) {
+        movable.retain(is_single);
+    }
+    let units = units(&movable);
+    let chosen = scenario.smallest(&units).unwrap_or_else(|| scenario.spare(&units));
     Some(chosen.into_iter().cloned().collect())
 }
 
@@ -130,7 +162,7 @@ impl<'a> RunningPod<'a> {
     fn pod(&self) -> Option<&'a PodUid> {
         match self.grant {
             NodeGrant::Held(grant) => Some(&grant.pod),
-            NodeGrant::InDoubt(_) => None,
+            NodeGrant::InDoubt(_) | NodeGrant::Reserved(_) => None,
         }
     }
 
@@ -139,10 +171,39 @@ impl<'a> RunningPod<'a> {
     }
 }
 
+/// Pods that are evicted together: one pod, or all pods of a gang on the node.
+struct Unit<'a> {
+    pods: Vec<&'a PodUid>,
+    /// The GPUs of each pod.
+    gpus: Vec<GpuSet>,
+    gang: Option<usize>,
+}
+
+/// Groups pods by their gangs, in the order of the first pod of each.
+fn units<'a>(movable: &[RunningPod<'a>]) -> Vec<Unit<'a>> {
+    let mut units: Vec<Unit<'a>> = Vec::new();
+    for holder in movable {
+        let Some(pod) = holder.pod() else { continue };
+        let gpus = held_gpus(holder);
+        match units.iter_mut().find(|unit| unit.gang.is_some() && unit.gang == holder.gang) {
+            Some(unit) => {
+                unit.pods.push(pod);
+                unit.gpus.push(gpus);
+            }
+            None => units.push(Unit { pods: vec![pod], gpus: vec![gpus], gang: holder.gang }),
+        }
+    }
+    // Sets are tried from the begin and pods are spared from the end, so gangs are the last to go.
+    units.sort_by_key(|unit| unit.gang.is_some());
+    units
+}
+
 struct Scenario<'a> {
     node: &'a NodeState,
     holders: &'a [RunningPod<'a>],
     preemptor: Preemptor<'a>,
+    /// Number of pods summed up so far, which is the effort of the search.
+    summed_pods: Cell<usize>,
 }
 
 /// A necessary condition that a minimal set of victims meets. Checking it is cheaper than placing
@@ -159,6 +220,7 @@ enum Need {
 
 impl<'a> Scenario<'a> {
     fn fits_without(&self, gone: impl Fn(&RunningPod<'_>) -> bool) -> bool {
+        self.summed_pods.set(self.summed_pods.get() + self.holders.len());
         let mut left = NodeState::empty(self.node.shared_node());
         let mut repaid = GpuAmount::default();
         for holder in self.holders {
@@ -174,23 +236,29 @@ impl<'a> Scenario<'a> {
 
     /// Returns the first of the smallest sufficient sets, if the search finds one within its
     /// limits.
-    fn smallest(&self, movable: &[RunningPod<'a>]) -> Option<Vec<&'a PodUid>> {
+    fn smallest(&self, units: &[Unit<'a>]) -> Option<Vec<&'a PodUid>> {
         let need = self.need();
-        let gpus: Vec<GpuSet> = movable.iter().map(held_gpus).collect();
-        let all_pods: Vec<GpuSet> = self.holders.iter().map(held_gpus).collect();
-        let (mut examined, mut tries) = (MAX_EXAMINED_SETS, MAX_SUMMED_PODS / self.holders.len().max(1));
-        for size in 1..=MAX_SEARCHED_SET.min(movable.len()) {
+        let pods_by_gpu = pods_by_gpu(self.holders);
+        let mut examined = MAX_EXAMINED_SETS;
+        let budget = self.summed_pods.get() + MAX_SUMMED_PODS;
+        for size in 1..=MAX_SEARCHED_SET.min(units.len()) {
             let mut picked: Vec<usize> = (0..size).collect();
             loop {
                 examined = examined.checked_sub(1)?;
-                if need.may_be_met_by(picked.iter().map(|index| gpus[*index]), &all_pods) {
-                    tries = tries.checked_sub(1)?;
-                    let set: Vec<&PodUid> = picked.iter().filter_map(|index| movable[*index].pod()).collect();
+                // The condition is about single pods: a pod of a gang goes even if its GPU does not help.
+                let has_gang = picked.iter().any(|index| units[*index].gang.is_some());
+                let gpus = picked.iter().flat_map(|index| units[*index].gpus.iter().copied());
+                if has_gang || need.may_be_met_by(gpus, &pods_by_gpu) {
+                    if self.summed_pods.get() >= budget {
+                        return None;
+                    }
+                    let set: Vec<&PodUid> =
+                        picked.iter().flat_map(|index| units[*index].pods.iter().copied()).collect();
                     if self.fits_without(|holder| holder.is_one_of(&set)) {
                         return Some(set);
                     }
                 }
-                if !next_combination(&mut picked, movable.len()) {
+                if !next_combination(&mut picked, units.len()) {
                     break;
                 }
             }
@@ -206,30 +274,59 @@ impl<'a> Scenario<'a> {
         match only_request(request) {
             Some(Some(asked)) if host_has_room && quota_excess == GpuAmount::default() => match asked {
                 Request::Whole(count) => Need::IdleGpus(usize::from(count), self.node.idle()),
-                Request::Share { .. } | Request::Memory(_) => Need::OneGpu,
+                Request::Share(Share { count: 1, .. }) => Need::OneGpu,
+                Request::Share(_) => Need::Unknown,
             },
             _ => Need::Unknown,
         }
     }
 
     /// Starts with all movable pods and spares as many as possible, those with the highest priority
-    /// first.
-    fn spare(&self, movable: &[RunningPod<'a>]) -> Vec<&'a PodUid> {
-        let mut gone: Vec<&PodUid> = movable.iter().filter_map(RunningPod::pod).collect();
-        for position in (0..gone.len()).rev() {
-            let spared = gone.remove(position);
-            if !self.fits_without(|holder| holder.is_one_of(&gone)) {
-                gone.insert(position, spared);
+    /// first. Whole blocks are spared at once where that suffices, so that few victims are found with few sums.
+    fn spare(&self, units: &[Unit<'a>]) -> Vec<&'a PodUid> {
+        let pods = |block: Range<usize>| units[block].iter().flat_map(|unit| unit.pods.iter().copied());
+        let mut gone: BTreeSet<&PodUid> = pods(0..units.len()).collect();
+        let budget = self.summed_pods.get() + MAX_SPARING_SUMS;
+        // All of them cannot be spared, because the pod did not fit. The last block is tried first.
+        let mut blocks = halves(0..units.len());
+        while let Some(block) = blocks.pop() {
+            if self.summed_pods.get() >= budget {
+                break;
             }
+            pods(block.clone()).for_each(|pod| {
+                gone.remove(pod);
+            });
+            if self.fits_without(|holder| holder.pod().is_some_and(|pod| gone.contains(pod))) {
+                continue;
+            }
+            gone.extend(pods(block.clone()));
+            blocks.extend(halves(block));
         }
-        gone
+        pods(0..units.len()).filter(|pod| gone.contains(pod)).collect()
     }
 }
 
+/// Returns the halves of a block, or nothing if it has only one element.
+fn halves(block: Range<usize>) -> Vec<Range<usize>> {
+    let middle = block.start + block.len() / 2;
+    if block.len() < 2 { Vec::new() } else { vec![block.start..middle, middle..block.end] }
+}
+
+/// Returns the number of pods on each GPU, by the position of the GPU.
+fn pods_by_gpu(holders: &[RunningPod<'_>]) -> Vec<usize> {
+    let mut counts = Vec::new();
+    for gpu in holders.iter().flat_map(|holder| held_gpus(holder).iter().collect::<Vec<_>>()) {
+        if counts.len() <= gpu.position() {
+            counts.resize(gpu.position() + 1, 0);
+        }
+        counts[gpu.position()] += 1;
+    }
+    counts
+}
+
 impl Need {
-    /// Returns whether victims with these GPUs can meet the condition; `all_pods` lists the GPUs of
-    /// all pods.
-    fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, all_pods: &[GpuSet]) -> bool {
+    /// Returns whether victims with these GPUs can meet the condition; `pods_by_gpu` counts all pods.
+    fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, pods_by_gpu: &[usize]) -> bool {
         let mut all = victims.clone();
         match self {
             Self::Unknown => true,
@@ -241,7 +338,7 @@ impl Need {
                 }
                 let is_freed = |gpu: &GpuIndex| {
                     let going = victims.clone().filter(|held| held.contains(*gpu)).count();
-                    going == all_pods.iter().filter(|held| held.contains(*gpu)).count()
+                    pods_by_gpu.get(gpu.position()) == Some(&going)
                 };
                 let freed: GpuSet = touched.iter().filter(is_freed).collect();
                 freed.union(*idle).len() >= *count && all.all(|held| !held.intersection(freed).is_empty())
@@ -251,7 +348,7 @@ impl Need {
 }
 
 fn held_gpus(holder: &RunningPod<'_>) -> GpuSet {
-    holder.grant.grant().containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
+    holder.grant.grant().gpus()
 }
 
 /// Advances to the next set of positions below `count` in lexicographic order; returns false after

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::grant::{ContainerGrant, GpuUsage, footprint};
+use crate::grant::{ContainerGrant, GpuUsage, gpus};
 use crate::node::Node;
-use crate::request::{PodRequest, Request, peak};
-use crate::units::MiB;
+use crate::request::{MemoryRequest, PodRequest, Request, Share, peak};
+use crate::units::{MiB, Percent};
 
 /// The limits of all namespaces. A namespace that is not listed has no limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,15 @@ pub struct NamespaceLimit {
     pub gpus_by_model: Option<BTreeMap<String, u64>>,
     /// The node pools that the namespace may use; empty for all.
     pub pools: Vec<String>,
+    /// The limit for the sum of GPU memory.
+    pub memory: Option<MiB>,
+    /// The limit for the sum of compute; 100 is one GPU.
+    pub compute_percent: Option<u64>,
+}
+
+/// Another limit of a namespace, which counts beside those of [`Quota`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceCap {
     /// The limit for the sum of GPU memory.
     pub memory: Option<MiB>,
     /// The limit for the sum of compute; 100 is one GPU.
@@ -110,6 +119,19 @@ impl Quota {
             UnreadableLimits::Of(namespaces) => namespaces.get(namespace).map(String::as_str),
             UnreadableLimits::All(why) => Some(why),
         }
+    }
+
+    /// Returns the same quota with these limits beside its own. The lower limit of each kind counts.
+    #[must_use]
+    pub fn capped<'a>(&self, caps: impl IntoIterator<Item = (&'a str, NamespaceCap)>) -> Self {
+        let lower = |own: Option<u64>, cap: Option<u64>| own.into_iter().chain(cap).min();
+        let mut quota = self.clone();
+        for (namespace, cap) in caps {
+            let limit = quota.namespaces.entry(namespace.to_owned()).or_default();
+            limit.memory = lower(limit.memory.map(|own| own.0), cap.memory.map(|cap| cap.0)).map(MiB);
+            limit.compute_percent = lower(limit.compute_percent, cap.compute_percent);
+        }
+        quota
     }
 
     /// Returns whether the quota limits pods of this namespace.
@@ -267,30 +289,43 @@ impl GpuAmount {
     /// Returns what these grants take of a node's GPUs.
     #[must_use]
     pub fn of_grants(grants: &[ContainerGrant], node: &Node) -> Self {
-        let amounts = footprint(grants).filter_map(|(gpu, usage)| {
+        let amounts = gpus(grants).iter().filter_map(|gpu| {
             let memory = node.gpu(gpu)?.memory;
-            Some(Self::of_gpu(usage, memory))
+            // Each container counts for itself: one without guaranteed compute counts as its part of the GPU, although
+            // another one of the pod has guaranteed compute there.
+            let own = |container: &ContainerGrant| Self::of_gpu(container.usage(gpu), memory);
+            let taken = peak(grants, |container| container.role, own, Self::plus, Self::larger);
+            Some(Self { compute_percent: taken.compute_percent.min(100), ..taken })
         });
         amounts.fold(Self::default(), Self::plus)
     }
 
-    /// Returns the most that a pod can take of a node, whichever GPUs it gets.
+    /// Returns the most that a pod can take of a node at one moment, whichever GPUs it gets. Its grants amount to no
+    /// more, unless an init container gets GPUs that no other container has.
     #[must_use]
-    pub fn upper_bound(pod: &PodRequest, node: &Node) -> Self {
+    pub fn peak_need(pod: &PodRequest, node: &Node) -> Self {
         let memories = || node.gpus().iter().map(|gpu| gpu.memory);
         let largest = memories().max().unwrap_or_default();
-        let smallest = |least: MiB| memories().filter(|memory| *memory >= least).min().unwrap_or(largest);
+        // A share without guaranteed compute counts as its part of the GPU: most on the smallest one.
+        let part_of = |gpu: MiB, compute_percent: Percent, memory: MemoryRequest| {
+            let memory = memory.on(gpu);
+            Self::of_gpu(GpuUsage { compute_percent, memory, ..GpuUsage::default() }, gpu)
+        };
         let need = |request: Option<Request>| match request {
             None => Self::default(),
             Some(Request::Whole(count)) => {
                 let count = u64::from(count);
                 Self { compute_percent: 100 * count, memory: MiB(largest.0.saturating_mul(count)) }
             }
-            Some(Request::Share { compute_percent, memory }) => {
-                Self { compute_percent: u64::from(compute_percent.0), memory }
-            }
-            Some(Request::Memory(memory)) => {
-                Self::of_gpu(GpuUsage { memory, ..GpuUsage::default() }, smallest(memory))
+            Some(Request::Share(Share { count, compute_percent, memory })) => {
+                let fitting = memories().filter(|gpu| memory.on(*gpu) <= *gpu);
+                let parts = fitting.map(|gpu| part_of(gpu, compute_percent, memory));
+                let most = parts.reduce(Self::larger);
+                let most = most.unwrap_or_else(|| part_of(largest, compute_percent, memory));
+                Self {
+                    compute_percent: most.compute_percent.saturating_mul(u64::from(count)),
+                    memory: MiB(most.memory.0.saturating_mul(u64::from(count))),
+                }
             }
         };
         peak(
@@ -298,10 +333,7 @@ impl GpuAmount {
             |container| container.role,
             |container| need(container.request),
             Self::plus,
-            |a, b| Self {
-                compute_percent: a.compute_percent.max(b.compute_percent),
-                memory: a.memory.max(b.memory),
-            },
+            Self::larger,
         )
     }
 
@@ -328,6 +360,13 @@ impl GpuAmount {
         Self {
             compute_percent: self.compute_percent.saturating_add(other.compute_percent),
             memory: self.memory + other.memory,
+        }
+    }
+
+    fn larger(self, other: Self) -> Self {
+        Self {
+            compute_percent: self.compute_percent.max(other.compute_percent),
+            memory: self.memory.max(other.memory),
         }
     }
 

@@ -1,12 +1,13 @@
 //! Remedies for a waiting pod: the pods that would have to end, or a smaller request that fits.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::node::NodeState;
 use crate::placement::{Policy, filter};
 use crate::preemption::{Preemptor, RunningPod, victims};
 use crate::quota::GpuAmount;
-use crate::request::{ContainerRole, PodRequest, Request};
+use crate::request::{ContainerRole, MemoryRequest, PodRequest, Request, Share};
 use crate::units::{MiB, Percent, PodUid};
 
 /// Returns the fewest pods that must end so that the pod fits, whatever their priority; `None`
@@ -26,7 +27,7 @@ pub fn pods_to_end(
 }
 
 /// Returns the largest smaller requests that fit on the node now: fewer GPUs, or less memory or
-/// compute of one GPU. The result is empty for pods in which several containers request GPUs.
+/// compute of each GPU. The result is empty for pods in which several containers request GPUs.
 #[must_use]
 pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
     let mut asking = pod.containers.iter().enumerate().filter(|(_, container)| container.request.is_some());
@@ -39,31 +40,35 @@ pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> 
         }
         filter(node, &pod, policy).is_ok()
     };
-    let rooms = || node.node().gpus().iter().map(|gpu| node.room(gpu.index));
-    let most_memory =
-        |least: Percent| rooms().filter(|room| room.compute_percent >= least).map(|room| room.memory).max();
-    let most_compute =
-        |least: MiB| rooms().filter(|room| room.memory >= least).map(|room| room.compute_percent).max();
     let smaller: Vec<Request> = match request {
         Request::Whole(count) => (1..count).rev().map(Request::Whole).find(fits).into_iter().collect(),
-        Request::Memory(_) => most_memory(Percent::ZERO).map(Request::Memory).into_iter().collect(),
-        Request::Share { compute_percent, memory } => {
-            let less_memory =
-                most_memory(compute_percent).map(|memory| Request::Share { compute_percent, memory });
-            let less_compute =
-                most_compute(memory).map(|compute_percent| Request::Share { compute_percent, memory });
-            less_memory.into_iter().chain(less_compute).collect()
+        Request::Share(share) => {
+            let fewer =
+                (1..share.count).rev().map(|count| Request::Share(Share { count, ..share })).find(fits);
+            smaller_shares(node, share).map(Request::Share).chain(fewer).collect()
         }
     };
-    smaller.into_iter().filter(|smaller| is_nonzero(*smaller) && fits(smaller)).collect()
+    smaller.into_iter().filter(fits).collect()
 }
 
-fn is_nonzero(request: Request) -> bool {
-    match request {
-        Request::Whole(count) => count > 0,
-        Request::Memory(memory) => memory > MiB::ZERO,
-        Request::Share { compute_percent, memory } => compute_percent > Percent::ZERO && memory > MiB::ZERO,
-    }
+/// Returns the share with as much memory, and with as much compute, as enough GPUs have left.
+fn smaller_shares(node: &NodeState, share: Share) -> impl Iterator<Item = Share> {
+    let rooms = || node.node().gpus().iter().map(|gpu| (gpu.memory, node.room(gpu.index)));
+    let with_compute = rooms().filter(|(_, room)| room.compute_percent >= share.compute_percent);
+    let with_memory = rooms().filter(|(memory, room)| room.memory >= share.memory.on(*memory));
+    let memory = nth_largest(with_compute.map(|(_, room)| room.memory).collect(), share.count);
+    let compute = nth_largest(with_memory.map(|(_, room)| room.compute_percent).collect(), share.count);
+    let less_memory = memory.filter(|memory| *memory > MiB::ZERO);
+    let less_memory = less_memory.map(|memory| Share { memory: MemoryRequest::Amount(memory), ..share });
+    let less_compute = compute.filter(|compute| share.has_compute() && *compute > Percent::ZERO);
+    let less_compute = less_compute.map(|compute_percent| Share { compute_percent, ..share });
+    less_memory.into_iter().chain(less_compute)
+}
+
+/// Returns what the `count` largest amounts have in common.
+fn nth_largest<T: Ord + Copy>(mut amounts: Vec<T>, count: u8) -> Option<T> {
+    amounts.sort_unstable_by_key(|amount| Reverse(*amount));
+    amounts.get(usize::from(count).checked_sub(1)?).copied()
 }
 
 #[cfg(test)]
@@ -106,6 +111,7 @@ mod tests {
             .map(|grant| RunningPod {
                 grant: NodeGrant::Held(grant),
                 priority: 7,
+                gang: None,
                 quota_released: GpuAmount::default(),
             })
             .collect();
@@ -115,11 +121,8 @@ mod tests {
         assert_eq!(end(Request::Whole(6)), Some(vec!["five".into()]));
         assert_eq!(end(Request::Whole(9)), None);
         assert_eq!(smaller(Request::Whole(6)), [Request::Whole(1)]);
-        assert_eq!(smaller(Request::Memory(MiB(20_000))), [Request::Memory(MiB(16_384))]);
-        let share = |compute_percent, memory| Request::Share {
-            compute_percent: Percent(compute_percent),
-            memory: MiB(memory),
-        };
+        assert_eq!(smaller(Request::memory(MiB(20_000))), [Request::memory(MiB(16_384))]);
+        let share = |percent, memory| Request::share(Percent(percent), MiB(memory));
         assert_eq!(smaller(share(90, 17_000)), [share(90, 16_384)]);
     }
 }

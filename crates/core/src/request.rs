@@ -1,6 +1,9 @@
 //! Requests: what a pod requests, in whatever dialect.
 
+use std::fmt;
+
 use crate::gpu::Model;
+use crate::selection::GpuSelection;
 use crate::units::{MiB, MilliCpu, Percent};
 
 /// The GPU request of one container.
@@ -8,15 +11,29 @@ use crate::units::{MiB, MilliCpu, Percent};
 pub enum Request {
     /// This number of GPUs for the container alone.
     Whole(u8),
-    /// A guaranteed share of the compute and memory of one GPU.
-    Share {
-        /// The share of the compute; below 100.
-        compute_percent: Percent,
-        /// The memory on the same GPU.
-        memory: MiB,
-    },
-    /// Memory of one GPU, with whatever compute the other pods leave.
-    Memory(MiB),
+    /// The same share of each of one or several GPUs.
+    Share(Share),
+}
+
+/// A share of each of `count` different GPUs of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Share {
+    /// The number of GPUs; at least 1.
+    pub count: u8,
+    /// The guaranteed part of each GPU's compute; below 100. Zero is whatever compute the other pods
+    /// leave.
+    pub compute_percent: Percent,
+    /// The memory of each GPU.
+    pub memory: MemoryRequest,
+}
+
+/// The memory of one GPU, as a request names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemoryRequest {
+    /// An amount, whatever the GPU has.
+    Amount(MiB),
+    /// A part of the memory that the GPU has; at most 100.
+    PartOfGpu(Percent),
 }
 
 /// The phase in which a container runs, which decides whose GPUs it can reuse.
@@ -54,6 +71,8 @@ pub struct PodRequest {
     pub models: Vec<Model>,
     /// How much the job depends on the links between its GPUs.
     pub link_sensitivity: LinkSensitivity,
+    /// The GPUs that the pod accepts beside the models.
+    pub selection: GpuSelection,
 }
 
 /// How much a job with several GPUs depends on the links between them.
@@ -64,6 +83,74 @@ pub enum LinkSensitivity {
     Sensitive,
     /// The job leaves the good links to other jobs.
     Insensitive,
+}
+
+// === impl Request ===
+
+impl Request {
+    /// Returns a request for a share of one GPU.
+    #[must_use]
+    pub fn share(compute_percent: Percent, memory: MiB) -> Self {
+        Self::Share(Share { count: 1, compute_percent, memory: MemoryRequest::Amount(memory) })
+    }
+
+    /// Returns a request for memory of one GPU, with whatever compute the other pods leave.
+    #[must_use]
+    pub fn memory(memory: MiB) -> Self {
+        Self::share(Percent::ZERO, memory)
+    }
+
+    /// Returns the number of GPUs.
+    #[must_use]
+    pub fn gpu_count(self) -> usize {
+        usize::from(match self {
+            Self::Whole(count) => count,
+            Self::Share(share) => share.count,
+        })
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    /// Returns whether the share guarantees compute.
+    #[must_use]
+    pub fn has_compute(self) -> bool {
+        self.compute_percent > Percent::ZERO
+    }
+}
+
+/// `30% and 4096 MiB`, or `4096 MiB` for a share without guaranteed compute
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.has_compute() {
+            write!(f, "{} and ", self.compute_percent)?;
+        }
+        self.memory.fmt(f)
+    }
+}
+
+// === impl MemoryRequest ===
+
+impl MemoryRequest {
+    /// Returns the memory on a GPU that has this much.
+    #[must_use]
+    pub fn on(self, gpu_memory: MiB) -> MiB {
+        match self {
+            Self::Amount(memory) => memory,
+            Self::PartOfGpu(part) => MiB(gpu_memory.0.saturating_mul(u64::from(part.0)) / 100),
+        }
+    }
+}
+
+/// `4096 MiB` or `50% of the memory`
+impl fmt::Display for MemoryRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(memory) => memory.fmt(f),
+            Self::PartOfGpu(part) => write!(f, "{part} of the memory"),
+        }
+    }
 }
 
 // === impl PodRequest ===
@@ -89,10 +176,10 @@ impl PodRequest {
     /// Returns whether both pods request the same, whatever their containers are called.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        let Self { containers, cpu, memory, models, link_sensitivity } = self;
+        let Self { containers, cpu, memory, models, link_sensitivity, selection } = self;
         let part = |container: &ContainerRequest| (container.role, container.request);
         (cpu, memory, link_sensitivity) == (&other.cpu, &other.memory, &other.link_sensitivity)
-            && models == &other.models
+            && (models, selection) == (&other.models, &other.selection)
             && containers.iter().map(part).eq(other.containers.iter().map(part))
     }
 

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::gpu::{GpuKind, Model};
-use crate::grant::Hold;
 use crate::node::Node;
-use crate::request::{ContainerRole, PodRequest, Request};
-use crate::units::{MiB, MilliCpu, Percent};
+use crate::request::{ContainerRole, PodRequest, Request, Share};
+use crate::units::{MiB, MilliCpu};
 
 /// The classes of pods and their frequencies. Older arrivals weigh less.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,13 +31,8 @@ pub struct PodClass {
 /// The GPU request of a class of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Demand {
-    /// A share of one GPU.
-    Share {
-        /// The share of the compute.
-        compute_percent: Percent,
-        /// The share of the memory.
-        memory: MiB,
-    },
+    /// The same share of each of one or several GPUs.
+    Share(Share),
     /// Whole GPUs.
     Whole(u8),
 }
@@ -50,6 +44,8 @@ pub struct ExpectedClass<'a> {
     pub class: &'a PodClass,
     /// The probability among pods that request GPUs.
     pub share: f64,
+    /// The part of the probability that comes from pods that were seen. The rest is assumed.
+    pub seen: f64,
     /// The mean main memory request, in MiB.
     pub memory: f64,
 }
@@ -57,6 +53,8 @@ pub struct ExpectedClass<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Seen {
     weight: f64,
+    /// The part of the weight that is assumed.
+    assumed: f64,
     /// The weighted sum of main memory, in MiB.
     memory: f64,
 }
@@ -112,6 +110,7 @@ impl Workload {
             };
             workload.count(&pod, weight);
         }
+        workload.classes.values_mut().for_each(|class| class.assumed = class.weight);
         workload
     }
 
@@ -138,6 +137,7 @@ impl Workload {
         for (class, seen) in &other.classes {
             let known = sum.classes.entry(class.clone()).or_default();
             known.weight += scale * seen.weight;
+            known.assumed += scale * seen.assumed;
             known.memory += scale * seen.memory;
         }
         sum.total += scale * other.total;
@@ -155,6 +155,7 @@ impl Workload {
         self.classes.iter().map(|(class, seen)| ExpectedClass {
             class,
             share: seen.weight / self.total,
+            seen: (seen.weight - seen.assumed) / self.total,
             memory: seen.memory / seen.weight,
         })
     }
@@ -173,6 +174,7 @@ impl Workload {
     fn rescale(&mut self) {
         for seen in self.classes.values_mut() {
             seen.weight /= self.newest;
+            seen.assumed /= self.newest;
             seen.memory /= self.newest;
         }
         self.total /= self.newest;
@@ -200,7 +202,7 @@ impl PodClass {
         let demands = || lasting.clone().filter_map(|container| container.request).map(Demand::of);
         let wholes = demands().fold(0u8, |sum, demand| match demand {
             Demand::Whole(gpus) => sum.saturating_add(gpus),
-            Demand::Share { .. } => sum,
+            Demand::Share(_) => sum,
         });
         let demand = if wholes > 0 { Demand::Whole(wholes) } else { demands().max()? };
         let mut models = pod.models.clone();
@@ -218,12 +220,12 @@ impl PodClass {
     #[must_use]
     pub fn gpu_count(&self) -> usize {
         match self.demand {
-            Demand::Share { .. } => 1,
+            Demand::Share(share) => usize::from(share.count),
             Demand::Whole(gpus) => usize::from(gpus),
         }
     }
 
-    /// Returns the percentage of a GPU of this kind that a pod takes, counted by the scarcer of
+    /// Returns the percentage of each GPU of this kind that a pod takes, counted by the scarcer of
     /// compute and memory.
     ///
     /// The result is above 100 where such a GPU is too small.
@@ -231,8 +233,8 @@ impl PodClass {
     pub fn percent_of(&self, kind: &GpuKind) -> usize {
         match self.demand {
             Demand::Whole(_) => 100,
-            Demand::Share { compute_percent, memory } => {
-                let memory = memory.0.saturating_mul(100).div_ceil(kind.memory.0.max(1));
+            Demand::Share(Share { compute_percent, memory, .. }) => {
+                let memory = percent_of_memory(memory.on(kind.memory), kind.memory);
                 usize::try_from(memory.max(u64::from(compute_percent.0))).unwrap_or(usize::MAX)
             }
         }
@@ -243,10 +245,9 @@ impl PodClass {
 
 impl Demand {
     fn of(request: Request) -> Self {
-        match (request, Hold::of(request)) {
-            (Request::Whole(gpus), _) => Self::Whole(gpus),
-            (_, Hold::Share { compute_percent, memory }) => Self::Share { compute_percent, memory },
-            (_, Hold::Whole) => Self::Whole(1),
+        match request {
+            Request::Whole(gpus) => Self::Whole(gpus),
+            Request::Share(share) => Self::Share(share),
         }
     }
 }
@@ -279,6 +280,16 @@ impl Host {
     }
 }
 
+/// Returns the percentage of a GPU's memory that a share takes.
+///
+/// It is rounded so that as many such shares fit on an idle GPU as truly do: a third of the memory counts
+/// as 33 %, and a tenth and a bit as 11 %.
+fn percent_of_memory(share: MiB, gpu: MiB) -> u64 {
+    let rounded_up = share.0.saturating_mul(100).div_ceil(gpu.0.max(1));
+    let fitting = gpu.0.checked_div(share.0).filter(|fitting| *fitting > 0);
+    fitting.map_or(rounded_up, |fitting| rounded_up.min((100 / fitting).max(1)))
+}
+
 fn whole_number(amount: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -292,9 +303,10 @@ fn whole_number(amount: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Percent;
 
     fn share(compute_percent: u32) -> PodRequest {
-        PodRequest::of_mains([Request::Share { compute_percent: Percent(compute_percent), memory: MiB(10) }])
+        PodRequest::of_mains([Request::share(Percent(compute_percent), MiB(10))])
     }
 
     #[test]
@@ -306,7 +318,7 @@ mod tests {
             workload.see(&share(30));
         }
         let last = workload.classes().last().unwrap();
-        assert_eq!(last.class.demand, Demand::Share { compute_percent: Percent(30), memory: MiB(10) });
+        assert_eq!(last.class.demand, Demand::of(Request::share(Percent(30), MiB(10))));
         assert!(last.share > 0.9999);
         let half_life_in_pods = HALF_LIFE_PODS / std::f64::consts::LN_2;
         assert!((workload.pods() / half_life_in_pods - 1.0).abs() < 0.1, "{}", workload.pods());
@@ -331,17 +343,17 @@ mod tests {
     #[test]
     fn classifies_a_pod_by_whole_gpus_or_its_largest_share() {
         let class = |requests: &[Request]| PodClass::of(&PodRequest::of_mains(requests.iter().copied()));
-        let part = |compute_percent, memory| Demand::Share {
-            compute_percent: Percent(compute_percent),
-            memory: MiB(memory),
-        };
+        let part = |percent, memory| Demand::of(Request::share(Percent(percent), MiB(memory)));
         assert_eq!(class(&[]), None);
         assert_eq!(class(&[Request::Whole(2), Request::Whole(1)]).unwrap().demand, Demand::Whole(3));
-        let shares =
-            [Request::Memory(MiB(9)), Request::Share { compute_percent: Percent(5), memory: MiB(1) }];
+        let shares = [Request::memory(MiB(9)), Request::share(Percent(5), MiB(1))];
         assert_eq!(class(&shares).unwrap().demand, part(5, 1));
         let kind = GpuKind::new("T4".into(), MiB(1000));
-        assert_eq!(class(&[Request::Memory(MiB(251))]).unwrap().percent_of(&kind), 26);
-        assert_eq!(class(&[Request::Memory(MiB(5000))]).unwrap().percent_of(&kind), 500);
+        assert_eq!(class(&[Request::memory(MiB(251))]).unwrap().percent_of(&kind), 26);
+        assert_eq!(class(&[Request::memory(MiB(333))]).unwrap().percent_of(&kind), 33);
+        assert_eq!(class(&[Request::memory(MiB(334))]).unwrap().percent_of(&kind), 34);
+        assert_eq!(class(&[Request::memory(MiB(1))]).unwrap().percent_of(&kind), 1);
+        assert_eq!(class(&[Request::memory(MiB(0))]).unwrap().percent_of(&kind), 0);
+        assert_eq!(class(&[Request::memory(MiB(5000))]).unwrap().percent_of(&kind), 500);
     }
 }

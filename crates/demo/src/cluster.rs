@@ -3,15 +3,17 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use tessera_agent::shell::RunError;
 use tessera_cluster::lease::LeaseTiming;
+use tessera_scheduler::certificates::plan::{self, Stored};
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
-use tessera_scheduler::server::{ALL, App, BODY_LIMIT, router, serve_all};
+use tessera_scheduler::server::{ALL, App, BODY_LIMIT, VERBS, router, serve_all, verbs};
 use tessera_scheduler::state::{SchedulerSettings, State};
+use tessera_serve::{ConnectionLimits, Tls, TlsPem};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::http::HttpClient;
 use tessera_sim::kube_scheduler::KubeScheduler;
@@ -49,6 +51,9 @@ pub(crate) const NAMESPACES: [&str; 3] = ["research", "speech", "vision"];
 /// Namespace with a small quota.
 pub(crate) const LIMITED_NAMESPACE: &str = "students";
 
+/// Name in the certificate of a kube-scheduler.
+const CLIENT_NAME: &str = "tessera-kube-scheduler";
+
 /// Priority class of pods that evict others.
 pub(crate) const URGENT: &str = "urgent";
 /// Priority class of pods that are evicted first.
@@ -82,13 +87,15 @@ impl Cluster {
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client.clone())));
         let routes = router(Arc::clone(&app), BODY_LIMIT, &[], None);
-        let serving = tokio::spawn(serve_all(vec![(listener, routes, ALL, None)]));
+        let verbs_with_tls = listen_with_tls(&app).await?;
+        let serving = tokio::spawn(serve_all(vec![(listener, routes, ALL, None), verbs_with_tls]));
         let membership = Membership {
             identity: format!("demo_{}", std::process::id()),
             namespace: "kube-system".to_owned(),
             lease: "tessera-scheduler".to_owned(),
             timing: LeaseTiming::default(),
             pages: None,
+            verbs: None,
             neighbour: None,
         };
         let stop = CancellationToken::new();
@@ -177,6 +184,21 @@ impl Cluster {
         drop(self.directory);
         ends
     }
+}
+
+/// Opens the verbs with mutual TLS on a free port, as a scheduler in a cluster does. The embedded kube-scheduler calls
+/// them without TLS; the certificates are there to be watched.
+async fn listen_with_tls(
+    app: &Arc<App>,
+) -> Result<(TcpListener, axum::Router, ConnectionLimits, Option<Tls>), DemoError> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let planned = plan::renew(&Stored::default(), CLIENT_NAME, now)?;
+    let server = planned.server.unwrap_or_default();
+    let pem = TlsPem { certificate: server.certificate, key: server.key, authority: server.authority };
+    let tls = Tls::for_client(pem, CLIENT_NAME)?;
+    app.metrics.set_certificates(tls.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.map_err(DemoError::io("listen with TLS"))?;
+    Ok((listener, verbs(Arc::clone(app), BODY_LIMIT), VERBS, Some(tls)))
 }
 
 /// Listens on `wanted`, or on another port if that one is in use. Returns `wanted` in that case.

@@ -68,6 +68,12 @@ pub enum DemoError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The certificates of the scheduler cannot be made.
+    #[error(transparent)]
+    Authority(#[from] tessera_serve::authority::AuthorityError),
+    /// The certificates of the scheduler cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tessera_serve::TlsError),
     /// The client of the API server cannot be created.
     #[error(transparent)]
     Connect(#[from] tessera_cluster::ConnectError),

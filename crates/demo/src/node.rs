@@ -92,6 +92,7 @@ impl DemoNode {
             probes: None,
             display_socket: None,
             sampling: Sampling { proc_root, ..Sampling::default() },
+            leave: CancellationToken::new(),
         };
         let stop = CancellationToken::new();
         let agent = tokio::spawn(shell::run(settings, ports, stop.clone()));
@@ -135,11 +136,13 @@ impl DemoNode {
 fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> AgentSettings {
     AgentSettings {
         node: NodeName(name.to_owned()),
-        dialects: Dialect::ALL.to_vec(),
+        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
         memory_unit: MemoryUnit::GiB,
+        nvidia_slots: 10,
         policy: Policy::Tessera(Arc::default()),
         injection: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry(kubelet.join("plugins_registry")),
+        claims: None,
         isolation: Isolation {
             // No container loads the library here, so it counts as installed.
             library: Ok(InstalledLibrary {
@@ -150,6 +153,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
             serve_shares: true,
             allow_opt_out: false,
             allow_ceiling_changes: false,
+            lend_memory: true,
             meaning: ShareMeaning::Time,
             on_escape: OnEscape::Report,
         },

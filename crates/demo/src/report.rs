@@ -1,9 +1,10 @@
 //! The report for scripts.
 
 use serde::Serialize;
+use tessera_core::units::Count;
 
 /// The report at the end of the demo.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DemoReport {
     /// Number of nodes.
@@ -110,11 +111,21 @@ impl DemoReport {
     /// Returns whether every step succeeded and every invariant held.
     #[must_use]
     pub fn is_good(&self) -> bool {
+        self.problems().is_empty()
+    }
+
+    /// Returns why the demo failed, in one line each. Empty if every step succeeded and every invariant held.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
         let InvariantReport { violations, differences, .. } = &self.invariants;
-        self.steps.iter().all(|step| step.happened)
-            && violations.is_empty()
-            && differences.is_empty()
-            && self.pods.failed == 0
+        let steps = self.steps.iter().filter(|step| !step.happened);
+        let mut problems: Vec<String> =
+            steps.map(|step| format!("step {}: {}", step.name, step.detail)).collect();
+        problems.extend(violations.iter().chain(differences).cloned());
+        if self.pods.failed > 0 {
+            problems.push(format!("kubelets rejected {}", Count(self.pods.failed, "pod")));
+        }
+        problems
     }
 }
 
@@ -141,5 +152,41 @@ pub(crate) fn process(cores: f64) -> ProcessResources {
         resident_mib: field("VmRSS") >> 10,
         peak_mib: field("VmHWM") >> 10,
         threads: field("Threads"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A demo that fails says why, also without `--json`.
+    #[test]
+    fn every_failure_has_a_line() {
+        let good = DemoReport::default();
+        assert!(good.is_good());
+        let step = StepReport {
+            name: "training",
+            happened: false,
+            detail: "no node had two GPUs".to_owned(),
+            seconds: 1.0,
+        };
+        let bad = DemoReport {
+            steps: vec![step],
+            pods: PodCounts { failed: 2, ..PodCounts::default() },
+            invariants: InvariantReport {
+                violations: vec!["GPU 0 of n holds 120 %".to_owned()],
+                differences: vec!["n: the kubelet reports nothing".to_owned()],
+                ..InvariantReport::default()
+            },
+            ..DemoReport::default()
+        };
+        let lines = [
+            "step training: no node had two GPUs",
+            "GPU 0 of n holds 120 %",
+            "n: the kubelet reports nothing",
+            "kubelets rejected 2 pods",
+        ];
+        assert_eq!(bad.problems(), lines);
+        assert!(!bad.is_good());
     }
 }

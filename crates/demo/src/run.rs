@@ -18,11 +18,22 @@ use crate::{DemoError, DemoOptions};
 /// Pause between two rounds of the steps, at speed 1.
 const ROUND_PAUSE: Duration = Duration::from_secs(20);
 
-/// Time in which kubelets, annotations and ledger must agree after the last pod.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the end of the demo waits for kubelets, annotations and ledger to agree.
+#[derive(Clone, Copy, Debug)]
+struct SettleTimeouts {
+    /// Longest time without a change.
+    unchanged: Duration,
+    /// Longest time in all.
+    total: Duration,
+}
 
-/// The same time after an interruption, when the user waits for the end.
-const INTERRUPTED_SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Two hundred agents that start pods on a busy machine make progress for minutes.
+const SETTLE: SettleTimeouts =
+    SettleTimeouts { unchanged: Duration::from_secs(20), total: Duration::from_secs(300) };
+
+/// The same after an interruption, when the user waits for the end.
+const INTERRUPTED_SETTLE: SettleTimeouts =
+    SettleTimeouts { unchanged: Duration::from_secs(3), total: Duration::from_secs(3) };
 
 /// Manifest of a pod for the user to try.
 const POD: &str = "\
@@ -86,11 +97,11 @@ pub async fn run(
             None => endless(&cluster, &options, &is_step_playing, &say, started).await,
         }
     };
-    let patience = tokio::select! {
-        () = show => SETTLE_TIMEOUT,
+    let timeouts = tokio::select! {
+        () = show => SETTLE,
         () = interrupted => {
             say("\nStopping.");
-            INTERRUPTED_SETTLE_TIMEOUT
+            INTERRUPTED_SETTLE
         }
     };
     let seconds = started.elapsed().as_secs_f64();
@@ -101,7 +112,7 @@ pub async fn run(
         // A panic of the task was logged when it happened.
         let _ = task.await;
     }
-    let invariants = settle(&cluster, patience).await;
+    let invariants = settle(&cluster, timeouts).await;
     let report = DemoReport {
         nodes: cluster.nodes.len(),
         gpus: cluster.gpu_count(),
@@ -158,17 +169,22 @@ async fn endless(
     }
 }
 
-/// Compares kubelets, annotations and ledger until they agree or the time is over. Changes may
-/// still be in progress.
-async fn settle(cluster: &Cluster, patience: Duration) -> InvariantReport {
+/// Compares kubelets, annotations and ledger until they agree or a timeout has passed. Changes may still be in progress:
+/// on a busy machine, the pods of a large cluster that were bound last start much later.
+async fn settle(cluster: &Cluster, timeouts: SettleTimeouts) -> InvariantReport {
     let begun = Instant::now();
+    let (mut changed_at, mut last) = (begun, Vec::new());
     let differences = loop {
         let mut found = Vec::new();
         for node in &cluster.nodes {
             found.extend(cluster.audit.compare_kubelet(node));
             found.extend(cluster.audit.compare_ledger(cluster.app.read().ledger(), &node.name));
         }
-        if found.is_empty() || begun.elapsed() > patience {
+        if found != last {
+            (changed_at, last) = (Instant::now(), found.clone());
+        }
+        let is_over = changed_at.elapsed() > timeouts.unchanged || begun.elapsed() > timeouts.total;
+        if found.is_empty() || is_over {
             break found;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tessera_core::gpu::Health;
 use tessera_sim::apiserver::{ApiServer, ObjectChange};
-use tessera_wire::tessera::grant;
+use tessera_wire::foreign::unhealthy;
+use tessera_wire::tessera::{grant, inventory};
 
 use crate::cluster::{Cluster, LIMITED_NAMESPACE, SPARE, URGENT};
 use crate::jobs::DemoJob;
@@ -220,17 +222,26 @@ impl StepContext<'_> {
     async fn gpu_failure(&self) -> StepResult {
         let node = &self.cluster.nodes[0];
         let gpu = u8::try_from(node.gpus.len() - 1).unwrap_or_default();
-        let offers = |healthy: usize| {
-            let healthy = healthy.to_string();
-            move |node: &Value| node["status"]["allocatable"]["aliyun.com/gpu"] == healthy
+        let has_gpus = |node: &Value, is_wanted: fn(Health) -> bool| {
+            let text = node["metadata"]["annotations"][inventory::KEY].as_str().unwrap_or_default();
+            let health =
+                inventory::parse(text).map(|read| read.gpus.get(usize::from(gpu)).map(|gpu| gpu.health));
+            health.is_ok_and(|health| health.is_some_and(is_wanted))
+        };
+        // Devices that pods of other resources hold are withdrawn too, so there may be even fewer.
+        let most = node.gpus.len() - 1;
+        let is_withdrawn = |node: &Value| {
+            let offered = node["status"]["allocatable"]["aliyun.com/gpu"].as_str().unwrap_or_default();
+            offered.parse().is_ok_and(|offered: usize| offered <= most)
         };
         let cause = |what: &str| node.incident(gpu, what);
-        let list = format!("unhealthy-gpu-{}", node.name);
+        let list = format!("{}{}", unhealthy::PREFIX, node.name);
         cause("xid 79")?;
-        self.wait_for("/api/v1/nodes", &node.name, offers(node.gpus.len() - 1)).await?;
+        let is_broken = |node: &Value| has_gpus(node, |health| !health.is_healthy()) && is_withdrawn(node);
+        self.wait_for("/api/v1/nodes", &node.name, is_broken).await?;
         self.wait_for(CONFIG_MAPS, &list, |map| map["data"]["gpus"] == gpu.to_string().as_str()).await?;
         cause("back")?;
-        self.wait_for("/api/v1/nodes", &node.name, offers(node.gpus.len())).await?;
+        self.wait_for("/api/v1/nodes", &node.name, |node| has_gpus(node, Health::is_healthy)).await?;
         let name = &node.name;
         Ok(format!(
             "GPU {gpu} of {name} fell off the bus (XID 79), was withdrawn and listed as broken, then recovered"

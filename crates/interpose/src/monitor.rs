@@ -11,7 +11,7 @@ use tessera_limits::memory_account::{MemoryAccount, ProcessIdentity, SlotIndex};
 use tessera_throttle::controller::Sleep;
 
 use crate::compute::Controllers;
-use crate::grant::{LoadError, Process};
+use crate::grant::{GpuPlace, LoadError, Process};
 use crate::memory::contexts;
 
 /// Interval in nanoseconds at which the charges of pools are settled. Freed pool memory stays
@@ -49,6 +49,31 @@ struct RobustList {
 /// # Errors
 /// An error if no thread can be created, or if there is no free slot.
 pub fn start(account: StaticMapping<MemoryAccount>, me: ProcessIdentity) -> Result<SlotIndex, LoadError> {
+    spawn(account, me, || run())
+}
+
+/// Holds a slot of one more account, on a thread of its own that only sleeps: the kernel's list of a thread has room
+/// for the slots of one file.
+///
+/// # Errors
+/// An error if no thread can be created, or if there is no free slot.
+pub fn hold(account: StaticMapping<MemoryAccount>, me: ProcessIdentity) -> Result<SlotIndex, LoadError> {
+    spawn(account, me, || {
+        loop {
+            futex::wait(&HELD, 0, IDLE_INTERVAL_NS * 3600);
+        }
+    })
+}
+
+/// Word at which threads sleep that hold slots. It never changes.
+static HELD: AtomicU32 = AtomicU32::new(0);
+
+/// Starts a thread that takes a slot and then runs `work`.
+fn spawn(
+    account: StaticMapping<MemoryAccount>,
+    me: ProcessIdentity,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<SlotIndex, LoadError> {
     let slot_of_thread = Arc::new(OnceLock::new());
     let result = Arc::clone(&slot_of_thread);
     without_signals(|| {
@@ -56,7 +81,7 @@ pub fn start(account: StaticMapping<MemoryAccount>, me: ProcessIdentity) -> Resu
             let slot = hold_slot(&account, me);
             let _ = result.set(slot);
             if slot.is_some() {
-                run();
+                work();
             }
         })
     })
@@ -95,7 +120,8 @@ fn run() -> ! {
                 futex::wait(&WAKEUP, 0, if has_work { SETTLE_INTERVAL_NS } else { IDLE_INTERVAL_NS });
             }
             (gpu, Sleep::UntilWindowChanges { change, timeout }) => {
-                futex::wait(&process.control.window(gpu).change, change, timeout.0);
+                let GpuPlace { grant, gpu } = process.place(gpu);
+                futex::wait(&grant.control.window(*gpu).change, change, timeout.0);
             }
         }
     }

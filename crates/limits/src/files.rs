@@ -25,13 +25,40 @@ use crate::limits::GrantLimits;
 use crate::memory_account::{self, MemoryAccount};
 use crate::{Bytes, GpuSlot};
 
-/// Directory in which a container finds its grant.
+/// Directory in which a container finds its grant: its files, or a directory for the request of a claim.
 pub const GRANT_DIRECTORY: &str = "/etc/tessera";
 
 const CONTROL: &str = "control";
 /// Name of the account file in a grant directory.
 pub const ACCOUNT: &str = "account";
 const WAKEUP_PIPE: &str = "bell";
+
+/// Returns the directories of the grants in `root`: `root` itself, or its subdirectories in the order of their names.
+///
+/// A container with a claim can write to `root` and add directories of its own, but it cannot remove the mounted
+/// ones. So no subdirectory is left out, and files of a grant beside subdirectories are an error.
+///
+/// # Errors
+/// An error if `root` cannot be read, or if it holds a grant beside those in subdirectories.
+pub fn grants_in(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut directories = Vec::new();
+    for entry in std::fs::read_dir(root)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_file() && entry.path().is_dir() {
+            directories.push(entry.path());
+        }
+    }
+    let has_own = control_path(root).symlink_metadata().is_ok();
+    directories.sort();
+    match (has_own, directories.is_empty()) {
+        (_, true) => Ok(vec![root.to_owned()]),
+        (false, false) => Ok(directories),
+        (true, false) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "there are files of a grant beside the directories of claims; remove them",
+        )),
+    }
+}
 
 /// The wake-up pipe of a grant, as the container's processes use it.
 #[derive(Debug)]
@@ -283,6 +310,29 @@ mod tests {
         agent.write(&limits(6));
         assert_eq!(container.read(), Ok(limits(6)), "a change is seen at once");
         open_account(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn grants_are_in_the_directory_or_in_its_subdirectories() {
+        let root = tempfile::tempdir().unwrap();
+        let own = vec![root.path().to_owned()];
+        assert_eq!(grants_in(root.path()).unwrap(), own, "an error names the files that are missing");
+        let claims = ["uid-a", "uid-b"].map(|name| root.path().join(name));
+        for claim in &claims {
+            create_grant(claim, &limits(5)).unwrap();
+        }
+        assert_eq!(grants_in(root.path()).unwrap(), claims);
+        // A container adds what it can. Nothing hides the grants that are mounted.
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink("/tmp", &link).unwrap();
+        assert_eq!(grants_in(root.path()).unwrap(), [link.clone(), claims[0].clone(), claims[1].clone()]);
+        std::fs::remove_file(&link).unwrap();
+        create_grant(root.path(), &limits(500)).unwrap();
+        assert!(grants_in(root.path()).is_err());
+        for claim in &claims {
+            std::fs::remove_dir_all(claim).unwrap();
+        }
+        assert_eq!(grants_in(root.path()).unwrap(), own, "the grant of a device plugin");
     }
 
     #[test]

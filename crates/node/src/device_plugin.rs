@@ -4,8 +4,8 @@
 //! plugin, and does so again after each restart of the kubelet.
 
 mod connection;
-mod directory;
-mod endpoint;
+pub(crate) mod directory;
+pub(crate) mod endpoint;
 mod registration;
 mod service;
 

@@ -8,7 +8,8 @@
 pub mod plan;
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
     path::{Component, Path, PathBuf},
 };
@@ -22,8 +23,16 @@ use tessera_wire::foreign::{
 use self::plan::{FoundBinary, FoundLibrary, Plan, PlannedFile, is_named, is_vendor_neutral, plan};
 
 /// Directories in which programs are searched, in this order.
-const PROGRAM_DIRECTORIES: &[&str] =
-    &["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "sbin", "opt/bin"];
+const PROGRAM_DIRECTORIES: &[&str] = &[
+    "usr/local/bin",
+    "usr/local/sbin",
+    "usr/bin",
+    "usr/sbin",
+    "bin",
+    "sbin",
+    "opt/bin",
+    "usr/local/nvidia/bin",
+];
 
 /// File in a driver directory that describes its content, to notice a changed driver.
 const CONTENTS: &str = ".contents";
@@ -136,19 +145,28 @@ fn libraries(root: &Path, wanted: &Components) -> Result<Vec<FoundLibrary>, Driv
     Ok(found.collect())
 }
 
-/// Returns the wanted programs.
+/// Returns the wanted programs. A script of the same name starts a program elsewhere on the host, which a
+/// container does not have. So it counts only if there is nothing else.
 fn binaries(root: &Path, wanted: &Components) -> Vec<FoundBinary> {
     let find = |name: &String| {
-        let mut places =
-            PROGRAM_DIRECTORIES.iter().map(|directory| Path::new("/").join(directory).join(name));
+        let places = PROGRAM_DIRECTORIES.iter().map(|directory| Path::new("/").join(directory).join(name));
         let is_program = |file: &PathBuf| {
             let metadata = fs::metadata(in_root(root, file));
             metadata.is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
         };
-        let file = places.find_map(|place| resolve(root, &place).ok().filter(is_program))?;
-        Some(FoundBinary { name: name.clone(), file })
+        let found: Vec<PathBuf> =
+            places.filter_map(|place| resolve(root, &place).ok().filter(is_program)).collect();
+        let is_script = |file: &&PathBuf| starts_with(&in_root(root, file), b"#!");
+        let file = found.iter().find(|file| !is_script(file)).or_else(|| found.first())?;
+        Some(FoundBinary { name: name.clone(), file: file.clone() })
     };
     wanted.binaries.iter().filter(|name| !name.contains('/')).filter_map(find).collect()
+}
+
+/// Returns whether a file begins with these bytes.
+fn starts_with(file: &Path, expected: &[u8]) -> bool {
+    let mut begin = vec![0; expected.len()];
+    fs::File::open(file).and_then(|mut file| file.read_exact(&mut begin)).is_ok() && begin == expected
 }
 
 /// Returns whether a library names one of the driver's, as those do that it needs.

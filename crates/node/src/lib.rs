@@ -2,7 +2,7 @@
 //! sockets.
 //!
 //! [`gpus`] discovers and samples GPUs, through NVML or from a description. [`device_plugin`]
-//! serves devices to the kubelet and keeps the plugin registered. [`pod_resources`] asks the
+//! serves devices to the kubelet and keeps the plugin registered, and [`dra`] does so for claims. [`pod_resources`] asks the
 //! kubelet which container holds which device. [`processes`] finds the owner of a process.
 //! [`driver_volume`] fills the directory with the driver that containers mount. [`display_socket`] serves
 //! gpu-manager's gRPC interface.
@@ -12,6 +12,7 @@
 
 pub mod device_plugin;
 pub mod display_socket;
+pub mod dra;
 pub mod driver_volume;
 pub mod gpus;
 pub mod open_files;

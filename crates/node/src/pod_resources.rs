@@ -7,7 +7,8 @@ use std::{
 };
 
 use tessera_wire::kubelet::pod_resources::{
-    self as proto, ListPodResourcesRequest, pod_resources_lister_client::PodResourcesListerClient,
+    self as proto, AllocatableResourcesRequest, ListPodResourcesRequest,
+    pod_resources_lister_client::PodResourcesListerClient,
 };
 use tokio::time::{sleep, timeout};
 use tonic::{
@@ -94,6 +95,16 @@ impl PodResources {
             Ok(answer) => answer,
             Err(_) => Err(last.map_or(PodResourcesError::Silent, PodResourcesError::List)),
         }
+    }
+
+    /// Returns the resources of which the kubelet has healthy devices, from whatever plugin.
+    pub async fn offered(&self) -> Result<BTreeSet<String>, PodResourcesError> {
+        let mut client = self.client.clone();
+        let asked = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let answer = timeout(self.timeout, asked).await.map_err(|_| PodResourcesError::Silent)?;
+        let answer = answer.map_err(|status| PodResourcesError::List(Box::new(status)))?.into_inner();
+        let devices = answer.devices.into_iter().filter(|devices| !devices.device_ids.is_empty());
+        Ok(devices.map(|devices| devices.resource_name).collect())
     }
 
     /// Lists the pods, and retries while the kubelet rejects the request. Stores the last rejection

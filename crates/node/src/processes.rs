@@ -30,7 +30,7 @@ pub struct Processes {
 pub enum RunState {
     /// The process runs or sleeps.
     Alive,
-    /// A signal has stopped the process.
+    /// A signal or a debugger has stopped the process, or its cgroup is frozen.
     Stopped,
 }
 
@@ -78,10 +78,14 @@ impl Processes {
             return None;
         }
         // The first thread of a process may end before the others, and is a zombie then.
-        state_of(&own).or_else(|| {
+        let state = state_of(&own).or_else(|| {
             let threads = fs::read_dir(own.join("task")).ok()?;
             threads.flatten().find_map(|thread| state_of(&thread.path()))
-        })
+        });
+        match state {
+            Some(RunState::Alive) if is_halted(&own) => Some(RunState::Stopped),
+            state => state,
+        }
     }
 
     /// Returns the identity of a process, or `None` if it does not exist.
@@ -190,12 +194,38 @@ fn text(file: &Path) -> Option<String> {
 
 /// Returns the state in field 3 of `/proc/PID/stat`, or `None` of a thread that has ended.
 fn run_state(stat: &str) -> Option<RunState> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    match fields.split_whitespace().next()? {
+    match state_letter(stat)? {
         "Z" | "X" | "x" => None,
         "T" => Some(RunState::Stopped),
         _ => Some(RunState::Alive),
     }
+}
+
+fn state_letter(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_whitespace().next()
+}
+
+/// Kernel functions in which a thread of a frozen cgroup sleeps. The first one contains the second one if the compiler
+/// has inlined it; the last one is that of the first version of cgroups.
+const FREEZER_FUNCTIONS: [&str; 3] = ["get_signal", "do_freezer_trap", "__refrigerator"];
+
+/// Returns whether a debugger has stopped or the freezer has frozen all threads of a process that have not ended. A
+/// frozen thread looks asleep in `/proc/PID/stat`, and the files of its cgroup may not be mounted here, so the function
+/// in which it sleeps tells. Some threads alone do not count: the others may go on.
+fn is_halted(own: &Path) -> bool {
+    let state =
+        |folder: &Path| text(&folder.join("stat")).and_then(|stat| state_letter(&stat).map(str::to_owned));
+    let is_frozen = |folder: &Path| {
+        text(&folder.join("wchan")).is_some_and(|function| FREEZER_FUNCTIONS.contains(&function.trim_end()))
+    };
+    let is_halted = |folder: &Path| match state(folder).as_deref() {
+        Some("t") => true,
+        Some("Z" | "X" | "x") | None => folder != own,
+        Some(_) => is_frozen(folder),
+    };
+    let mut threads =
+        fs::read_dir(own.join("task")).into_iter().flatten().flatten().map(|thread| thread.path());
+    is_halted(own) && threads.all(|thread| is_halted(&thread))
 }
 
 /// Returns field 22 of `/proc/PID/stat`. It counts from the end of the command name, which may
@@ -290,6 +320,8 @@ mod tests {
         for (first, other, state) in [
             ("S", "S", Some(RunState::Alive)),
             ("T", "T", Some(RunState::Stopped)),
+            ("t", "t", Some(RunState::Stopped)),
+            ("t", "R", Some(RunState::Alive)),
             ("Z", "R", Some(RunState::Alive)),
             ("Z", "Z", None),
         ] {
@@ -298,6 +330,32 @@ mod tests {
             write("task/8/stat", other);
             assert_eq!(processes.run_state(7, 4711), state, "{first} {other}");
             assert_eq!(processes.run_state(7, 4712), None, "another process of this number");
+        }
+    }
+
+    /// A process is frozen if all of its threads are: a program may put some threads into a cgroup of their own.
+    #[test]
+    fn a_frozen_process_is_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("7");
+        let processes = Processes::at(directory.path().into());
+        for thread in ["task/7", "task/8"] {
+            fs::create_dir_all(own.join(thread)).unwrap();
+            fs::write(own.join(thread).join("stat"), stat("x", 4711)).unwrap();
+        }
+        fs::write(own.join("stat"), stat("x", 4711)).unwrap();
+        assert_eq!(processes.run_state(7, 4711), Some(RunState::Alive), "the kernel shows no functions");
+        for (first, other, state) in [
+            ("get_signal", "get_signal", RunState::Stopped),
+            ("do_freezer_trap", "do_freezer_trap", RunState::Stopped),
+            ("get_signal", "futex_wait_queue", RunState::Alive),
+            ("futex_wait_queue", "get_signal", RunState::Alive),
+            ("0", "0", RunState::Alive),
+        ] {
+            for (path, function) in [("wchan", first), ("task/7/wchan", first), ("task/8/wchan", other)] {
+                fs::write(own.join(path), function).unwrap();
+            }
+            assert_eq!(processes.run_state(7, 4711), Some(state), "{first} {other}");
         }
     }
 

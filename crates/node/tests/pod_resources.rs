@@ -46,7 +46,13 @@ impl PodResourcesLister for RateLimited {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        Err(Status::unimplemented(""))
+        let devices = |resource: &str, ids: &[&str]| ContainerDevices {
+            resource_name: resource.into(),
+            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            topology: None,
+        };
+        let devices = vec![devices("x/core", &["a", "b"]), devices("x/unhealthy", &[])];
+        Ok(Response::new(AllocatableResourcesResponse { devices, ..Default::default() }))
     }
 
     async fn get(
@@ -66,11 +72,13 @@ async fn collects_the_ids_and_retries_after_the_rate_limit() {
         Server::builder().add_service(PodResourcesListerServer::new(RateLimited(AtomicUsize::new(3))));
     tokio::spawn(router.serve_with_incoming(UnixListenerStream::new(listener)));
 
-    let pods = PodResources::at(&socket).unwrap().list().await.unwrap();
+    let pod_resources = PodResources::at(&socket).unwrap();
+    let pods = pod_resources.list().await.unwrap();
     assert_eq!((pods[0].namespace.as_str(), pods[0].name.as_str()), ("n", "p"));
     let ids = &pods[0].containers[0].ids;
     assert_eq!(ids["x/core"], ["a".to_owned(), "b".to_owned()].into());
     assert_eq!(ids["x/mem"], ["m".to_owned()].into());
+    assert_eq!(pod_resources.offered().await.unwrap(), ["x/core".to_owned()].into());
 }
 
 #[tokio::test]

@@ -49,6 +49,8 @@ struct Leader {
     identity: Option<String>,
     /// Address of its pages, if requests may be forwarded there.
     pages: Option<SocketAddr>,
+    /// Address of its verbs, if calls may be forwarded there.
+    verbs: Option<SocketAddr>,
 }
 
 impl Default for Dashboard {
@@ -64,14 +66,18 @@ impl Default for Dashboard {
 }
 
 impl Dashboard {
-    /// Sets another leader and the address of its pages, as the lease names them.
-    pub fn set_leader(&self, identity: Option<&str>, pages: Option<SocketAddr>) {
-        let leader = Leader { identity: identity.map(str::to_owned), pages };
+    /// Sets another leader and the addresses of its pages and verbs, as the lease names them.
+    pub fn set_leader(&self, identity: Option<&str>, pages: Option<SocketAddr>, verbs: Option<SocketAddr>) {
+        let leader = Leader { identity: identity.map(str::to_owned), pages, verbs };
         *self.leader.write().unwrap_or_else(PoisonError::into_inner) = leader;
     }
 
     fn leader(&self) -> Option<String> {
         self.leader.read().unwrap_or_else(PoisonError::into_inner).identity.clone()
+    }
+
+    pub(crate) fn leader_verbs(&self) -> Option<SocketAddr> {
+        self.leader.read().unwrap_or_else(PoisonError::into_inner).verbs
     }
 
     fn leader_pages(&self) -> Option<SocketAddr> {

@@ -1,23 +1,27 @@
 //! Metrics of the scheduler, written with `tessera_wire::metrics` like the agent's page.
 
+mod hami;
 mod quota;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Deref,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use tessera_core::claim::Replacement;
+use tessera_serve::Tls;
 use tessera_wire::foreign::pod_gpu_map::{PodGpuMap, PodOnGpu};
 use tessera_wire::metrics::{
     Format, Histogram, Labels,
     MetricKind::{self, Counter, Gauge},
     MetricsPage,
 };
+use tessera_wire::tessera::certificate_expiry;
 
 use self::quota::QuotaMetrics;
 use crate::state::State;
@@ -34,6 +38,8 @@ pub struct Metrics {
     interrupted: Mutex<BTreeSet<&'static str>>,
     connected: AtomicBool,
     leading: AtomicBool,
+    /// Certificates of the verbs.
+    certificates: OnceLock<Tls>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +52,8 @@ struct Counters {
     refusals: BTreeMap<&'static str, u64>,
     /// Bindings by outcome.
     binds: BTreeMap<&'static str, u64>,
+    /// Claims whose GPUs were replaced, by reason.
+    replaced_claims: BTreeMap<&'static str, u64>,
 }
 
 /// Values read from the state for one page.
@@ -58,6 +66,10 @@ struct StateTotals {
     pods_waiting: usize,
     unconfirmed: usize,
     rolled_back: u64,
+    gangs_waiting: usize,
+    gang_gpus: usize,
+    reserved_gpus: usize,
+    unused_reservations: u64,
     quota: QuotaMetrics,
     pods_on_gpus: PodGpuMap,
 }
@@ -92,9 +104,24 @@ impl Metrics {
         *lock(&self.counters).binds.entry(outcome).or_default() += 1;
     }
 
+    /// Counts a claim whose GPUs were replaced.
+    pub fn claim_replaced(&self, why: Replacement) {
+        let reason = match why {
+            Replacement::NoRoom => "no-room",
+            Replacement::BetterLinks => "better-links",
+            Replacement::LinksOfOthers => "links-of-others",
+        };
+        *lock(&self.counters).replaced_claims.entry(reason).or_default() += 1;
+    }
+
     /// Records whether this replica leads.
     pub fn set_leading(&self, leads: bool) {
         self.leading.store(leads, Ordering::Relaxed);
+    }
+
+    /// Reports when these certificates of the verbs expire, now and after they were replaced.
+    pub fn set_certificates(&self, certificates: Tls) {
+        self.certificates.get_or_init(|| certificates);
     }
 
     /// Returns the page for Prometheus. The lock on the state is released before the page is
@@ -132,10 +159,25 @@ impl Metrics {
             "Bookings that no watch has confirmed yet.",
             totals.unconfirmed as u64,
         );
+        gauge("tessera_gang_waiting", "Gangs with pods that wait for GPUs.", totals.gangs_waiting as u64);
+        gauge(
+            "tessera_gang_reserved_gpus",
+            "GPUs that are reserved for pods of gangs that are not bound yet.",
+            totals.gang_gpus as u64,
+        );
+        gauge("tessera_reserved_gpus", "GPUs that node annotations reserve.", totals.reserved_gpus as u64);
+        let help = "Reservations of gangs that ended before all pods were bound.";
+        let mut unused = page.family("tessera_gang_reservations_unused_total", Counter, help);
+        unused.sample(&none, totals.unused_reservations);
         let help = "Bookings that were revoked.";
         let mut revoked = page.family("tessera_scheduler_bookings_rolled_back_total", Counter, help);
         revoked.sample(&none, totals.rolled_back);
         totals.quota.write(&mut page);
+        hami::write(&totals.quota.totals, &mut page);
+        let expiries = self.certificates.get().map(Tls::expiries).unwrap_or_default();
+        let ends: Vec<(String, u64)> =
+            expiries.iter().map(|end| (end.role.to_string(), end.unix_seconds)).collect();
+        certificate_expiry::write(&mut page, &none, ends.iter().map(|(role, end)| (role.as_str(), *end)));
         page.finish()
     }
 
@@ -166,12 +208,21 @@ impl Metrics {
         for (outcome, count) in &counters.binds {
             binds.sample(&Labels::new(&[("outcome", outcome)]), *count);
         }
+        let mut replaced = page.family(
+            "tessera_scheduler_claims_replaced_total",
+            Counter,
+            "Claims whose GPUs were replaced when their pod was bound, by reason.",
+        );
+        for (reason, count) in &counters.replaced_claims {
+            replaced.sample(&Labels::new(&[("reason", reason)]), *count);
+        }
     }
 }
 
 impl StateTotals {
     fn of(state: &State) -> Self {
         let nodes: Vec<_> = state.ledger().nodes().filter(|node| !node.node().gpus().is_empty()).collect();
+        let (gang_gpus, reserved_gpus) = state.reserved_gpus();
         let mut totals = Self {
             nodes: nodes.len(),
             gpus: nodes.iter().map(|node| node.node().gpus().len()).sum(),
@@ -180,6 +231,10 @@ impl StateTotals {
             pods_waiting: state.gpu_pods().filter(|(_, pod)| pod.node.is_none()).count(),
             unconfirmed: state.unconfirmed(),
             rolled_back: state.rolled_back(),
+            gangs_waiting: state.gangs().filter(|(_, status)| !status.missing().is_empty()).count(),
+            gang_gpus,
+            reserved_gpus,
+            unused_reservations: state.unused_reservations(),
             ..Self::default()
         };
         totals.quota = QuotaMetrics::of(state);

@@ -47,6 +47,8 @@ pub enum NoticeReason {
     QuotaExceeded,
     /// The API server refused a binding or did not answer.
     BindingFailed,
+    /// Pods of a gang are missing, or were not bound in time; the message names them.
+    GangIncomplete,
 }
 
 impl fmt::Display for NoticeReason {

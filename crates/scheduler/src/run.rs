@@ -1,6 +1,8 @@
 //! Leader election, and the tasks that keep the state current while this replica leads.
 
+mod claims;
 mod neighbour;
+mod pod_groups;
 mod watches;
 
 use std::net::SocketAddr;
@@ -14,15 +16,19 @@ use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, LeaseError, LeaseTiming, Turn, turn};
 use tessera_cluster::watch;
 use tessera_core::forecast::Forecast;
+use tessera_wire::foreign::pod_group::POD_GROUP_APIS;
 use tessera_wire::{foreign::unhealthy, tessera::rules};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
 pub use self::neighbour::Neighbour;
 use self::neighbour::NeighbourWatch;
-use self::watches::{watch_budgets, watch_objects, watch_quota, watch_static_table, watch_unhealthy};
+use self::watches::{
+    watch_budgets, watch_objects, watch_quota, watch_resource_quotas, watch_static_table, watch_unhealthy,
+};
+use crate::notices::NoticeReason;
 use crate::server::App;
-use crate::state::{SchedulerSettings, State, StateEvent};
+use crate::state::{GangNotice, SchedulerSettings, State, StateEvent};
 
 /// The replica's part in the leader election.
 #[derive(Clone, Debug)]
@@ -37,12 +43,20 @@ pub struct Membership {
     pub timing: LeaseTiming,
     /// Address of the pages, if replicas that do not lead may forward requests there.
     pub pages: Option<SocketAddr>,
+    /// Address of the verbs, if replicas that do not lead may forward calls there.
+    pub verbs: Option<SocketAddr>,
     /// The kube-scheduler in the same pod. The replica leads only while this one does.
     pub neighbour: Option<Neighbour>,
 }
 
 /// Interval between checks of uncertain bindings and of the forecast.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time for which a replica that ends forwards calls. kube-proxy follows a change of the endpoints within a second.
+const LAST_CALLS: Duration = Duration::from_secs(3);
+
+/// Interval at which a replica that ends reads the lease.
+const LAST_CALLS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Timeout for reading a pod from the API server.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
@@ -58,12 +72,13 @@ pub async fn lead(
     table: Option<PathBuf>,
     stop: impl Future<Output = ()>,
 ) {
-    let Membership { identity, namespace, lease, timing, pages, neighbour } = membership;
+    let Membership { identity, namespace, lease, timing, pages, verbs, neighbour } = membership;
     let start = |neighbour: &Neighbour| NeighbourWatch::start(app.client.clone(), &namespace, neighbour);
     let mut neighbour = neighbour.as_ref().map(start);
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
     let mut annotations = rules::print(&settings.rules());
     annotations.extend(pages.map(|pages| (rules::PAGES.to_owned(), pages.to_string())));
+    annotations.extend(verbs.map(|verbs| (rules::VERBS.to_owned(), verbs.to_string())));
     let mut candidate = candidate.with_annotations(annotations);
     let mut tasks_of_term: Option<LeaderTasks> = None;
     let mut trouble = FailureLog::default();
@@ -104,8 +119,7 @@ pub async fn lead(
                     tracing::warn!(leader = candidate.other_leader(), "another replica leads now");
                     end(tasks_of_term.take()).await;
                 }
-                let pages = candidate.published(rules::PAGES).and_then(|pages| pages.parse().ok());
-                app.dashboard.set_leader(candidate.other_leader(), pages);
+                record_leader(&app, &candidate, neighbour.is_some());
             }
             // Filter and prioritize still answer from memory. Binds stop when the lease expires.
             Err(error) => {
@@ -124,6 +138,31 @@ pub async fn lead(
     }
     if let Err(error) = step_down(&app, &mut candidate, tasks_of_term).await {
         tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
+    }
+    if verbs.is_some() {
+        forward_last_calls(&app, &mut candidate).await;
+    }
+}
+
+/// Forwards the calls that still arrive until every client of the Service knows that this replica has ended.
+async fn forward_last_calls(app: &App, candidate: &mut Candidate) {
+    let end = tokio::time::Instant::now() + LAST_CALLS;
+    while tokio::time::Instant::now() < end {
+        if candidate.observe().await.is_ok() {
+            record_leader(app, candidate, false);
+        }
+        tokio::time::sleep(candidate.next_poll().min(LAST_CALLS_INTERVAL)).await;
+    }
+}
+
+/// Records the replica that leads, as the lease names it.
+fn record_leader(app: &App, candidate: &Candidate, is_paired: bool) {
+    let leader = candidate.other_leader();
+    let published = |key| leader.and_then(|_| candidate.published(key)?.parse().ok());
+    let verbs = published(rules::VERBS);
+    app.dashboard.set_leader(leader, published(rules::PAGES), verbs);
+    if !is_paired {
+        app.record_leader(verbs);
     }
 }
 
@@ -187,8 +226,24 @@ impl LeaderTasks {
             }
             None => mark(&listed, |lists| &mut lists.quota)(),
         }
+        let [claims_listed, classes_listed] =
+            [mark(&listed, |lists| &mut lists.claims), mark(&listed, |lists| &mut lists.classes)];
+        if settings.dra {
+            tasks.spawn(claims::watch_claims(Arc::clone(app), claims_listed, classes_listed));
+        } else {
+            claims_listed();
+            classes_listed();
+        }
         let changes = watch::config_maps(client(), unhealthy::NAMESPACE);
         tasks.spawn(watch_unhealthy(Arc::clone(app), changes, mark(&listed, |lists| &mut lists.unhealthy)));
+        let changes = watch::resource_quotas(client());
+        let complete = mark(&listed, |lists| &mut lists.resource_quotas);
+        tasks.spawn(watch_resource_quotas(Arc::clone(app), changes, complete));
+        for (number, api) in POD_GROUP_APIS.into_iter().enumerate() {
+            let listed = Arc::clone(&listed);
+            let complete = move || listed.send_modify(|lists| lists.pod_groups[number] = true);
+            tasks.spawn(pod_groups::watch_pod_groups(Arc::clone(app), api, complete));
+        }
         tasks.spawn(watch_budgets(Arc::clone(app), watch::budgets(client())));
         if let Some(path) = table {
             tasks.spawn(watch_static_table(Arc::clone(app), path));
@@ -206,6 +261,10 @@ struct Lists {
     pods: bool,
     quota: bool,
     unhealthy: bool,
+    resource_quotas: bool,
+    claims: bool,
+    classes: bool,
+    pod_groups: [bool; POD_GROUP_APIS.len()],
 }
 
 fn mark(listed: &Arc<signal::Sender<Lists>>, which: fn(&mut Lists) -> &mut bool) -> impl Fn() + Send + use<> {
@@ -215,17 +274,42 @@ fn mark(listed: &Arc<signal::Sender<Lists>>, which: fn(&mut Lists) -> &mut bool)
 
 /// Sets the replica ready after the initial lists, then maintains the forecast and uncertain bindings.
 async fn maintain(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
-    let complete = |lists: &Lists| lists.nodes && lists.pods && lists.quota && lists.unhealthy;
+    let complete = |lists: &Lists| {
+        let Lists { nodes, pods, quota, unhealthy, resource_quotas, claims, classes, pod_groups } = *lists;
+        let are_groups_known = pod_groups.iter().all(|is_listed| *is_listed);
+        nodes && pods && quota && unhealthy && resource_quotas && claims && classes && are_groups_known
+    };
     if lists.wait_for(complete).await.is_err() {
         return;
     }
     refresh_forecast(&app).await;
+    let now = app.now();
+    app.write().plan_started_gangs(now);
     app.set_ready(true);
     tracing::info!("ready");
     loop {
         tokio::time::sleep(MAINTENANCE_INTERVAL).await;
         resolve_uncertain_bindings(&app).await;
+        maintain_gangs(&app);
+        if app.read().has_expired_claims(app.now()) {
+            app.write().expire_claim_bookings(app.now());
+        }
         refresh_forecast(&app).await;
+    }
+}
+
+/// Ends reservations of gangs that are not bound in time, and reports what their pods wait for.
+fn maintain_gangs(app: &App) {
+    if !app.read().has_reservations_to_check() {
+        return;
+    }
+    let now = app.now();
+    let notices = app.write().expire_gangs(now);
+    for GangNotice { pods, message } in notices {
+        tracing::info!(message, "a gang is incomplete");
+        for (namespace, name, uid) in &pods {
+            app.notify((namespace, name, uid), NoticeReason::GangIncomplete, message.clone());
+        }
     }
 }
 

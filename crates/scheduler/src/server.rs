@@ -1,10 +1,13 @@
-//! The HTTP servers. Each of the three has routes and a listener of its own: the verbs for kube-scheduler, the pages
-//! for users and monitoring, and the probes of the kubelet.
+//! The HTTP servers. Each has routes and a listener of its own: the verbs for kube-scheduler, the pages for users and
+//! monitoring, the probes of the kubelet, and the admission webhook for the API server.
 
+mod admission;
 mod app;
 mod bind;
 mod calls;
+mod claims;
 mod extender;
+mod forward;
 mod listeners;
 mod reserve;
 mod retry_wait;
@@ -22,7 +25,8 @@ use tessera_serve::browser::{ForeignRequest, check_call, check_page};
 
 pub use self::app::{App, Leadership, RequestAborted};
 pub(crate) use self::calls::{Caller, limit as limit_calls};
-pub use self::listeners::{ALL, PAGES, PROBES, VERBS, serve_all};
+pub use self::forward::CallSender;
+pub use self::listeners::{ALL, PAGES, PROBES, VERBS, WEBHOOK, serve_all};
 pub use self::retry_wait::RetryWait;
 use crate::dashboard;
 use crate::dashboard::login::Login;
@@ -63,6 +67,7 @@ pub fn verbs(app: Arc<App>, body_limit: usize) -> Router {
         // The manifest of the original extender has this misspelt path.
         .route("/gputopology-schedulersort", post(extender::prioritize))
         .layer(DefaultBodyLimit::max(body_limit))
+        .layer(middleware::from_fn_with_state((Arc::clone(&app), body_limit), forward::forward))
         .layer(middleware::from_fn_with_state(
             (Arc::clone(&app), Caller::KubeScheduler, body_limit),
             calls::limit,
@@ -124,6 +129,18 @@ pub fn probes(app: Arc<App>) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/healthz/kube-scheduler", get(views::neighbour_health))
         .route("/readyz", get(views::ready))
+        .with_state(app)
+}
+
+/// Creates the router of the admission webhook. Callers need no credential, because an answer tells nothing and changes
+/// nothing.
+pub fn webhook(app: Arc<App>) -> Router {
+    let limits = (Arc::clone(&app), Caller::ApiServer, admission::BODY_LIMIT);
+    Router::new()
+        .route(admission::PATH, post(admission::admit))
+        .layer(DefaultBodyLimit::max(admission::BODY_LIMIT))
+        .layer(middleware::from_fn_with_state(limits, calls::limit))
+        .layer(middleware::from_fn(refuse_browsers))
         .with_state(app)
 }
 

@@ -6,17 +6,26 @@
 
 mod access;
 mod booking;
+mod claims;
 mod entries;
 mod event;
+mod gangs;
+mod hold_back;
+mod node_reservations;
 mod nodes;
+mod pod_groups;
 mod pods;
 mod policies;
+mod quotas;
 mod recent_uids;
+mod releases;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tessera_core::admission::QuotaState;
+use tessera_core::claim::ClaimUid;
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::NodeConstraints;
 use tessera_core::disruption::DisruptionBudget;
@@ -37,17 +46,33 @@ use tessera_wire::tessera::{rules::Rules, static_table};
 pub use self::access::StateAccess;
 use self::booking::Bookings;
 pub use self::booking::{BindOrder, BindOutcome, BindRefusal, BindStep, Timestamp, UncertainBinding};
+use self::claims::Claims;
+pub use self::claims::{ClaimOutcome, ClaimPlan, ClaimRefusal};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
 pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
+pub use self::gangs::GangNotice;
+use self::gangs::Gangs;
+pub(crate) use self::gangs::{GangStatus, reservation_name};
+use self::hold_back::HoldBack;
+use self::node_reservations::NodeReservations;
 use self::nodes::Overlay;
 pub(crate) use self::nodes::ReadableNode;
+use self::pod_groups::PodGroups;
 pub use self::pods::ListGeneration;
 pub use self::policies::DefaultPolicy;
+use self::quotas::Quotas;
 use self::recent_uids::RecentUids;
+use self::releases::Releases;
 use crate::verb::filter::PassOn;
 
+/// Default of [`SchedulerSettings::gang_timeout`]. kube-scheduler retries a pod after 10 s at the latest.
+const DEFAULT_GANG_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Default of [`SchedulerSettings::gang_hold_back`]. Most small jobs end within this time.
+const DEFAULT_GANG_HOLD_BACK: Duration = Duration::from_secs(600);
+
 /// Settings that stay fixed while the scheduler runs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SchedulerSettings {
     /// The policy of pods without the annotation `tessera.dev/policy`.
     pub policy: DefaultPolicy,
@@ -61,6 +86,28 @@ pub struct SchedulerSettings {
     pub served: ServedSchedulers,
     /// True if policy `static` chooses only sets of its table.
     pub static_strict: bool,
+    /// True if claims of dynamic resource allocation count, and pods with claims are bound.
+    pub dra: bool,
+    /// Time for which the GPUs of a gang stay reserved until all members are bound.
+    pub gang_timeout: Duration,
+    /// Time for which one waiting gang may hold back GPUs that become free.
+    pub gang_hold_back: Duration,
+}
+
+impl Default for SchedulerSettings {
+    fn default() -> Self {
+        Self {
+            policy: DefaultPolicy::default(),
+            memory_unit: MemoryUnit::default(),
+            pass_on: PassOn::default(),
+            quota: None,
+            served: ServedSchedulers::default(),
+            static_strict: false,
+            dra: false,
+            gang_timeout: DEFAULT_GANG_TIMEOUT,
+            gang_hold_back: DEFAULT_GANG_HOLD_BACK,
+        }
+    }
 }
 
 /// Names of kube-schedulers. A pod names its own in `schedulerName`.
@@ -110,17 +157,29 @@ pub struct State {
     soft_taints: HashMap<NodeName, Vec<Taint>>,
     /// Properties of GPU nodes that constraints of pods refer to, for explanations.
     constraints: HashMap<NodeName, NodeConstraints>,
+    /// Resources outside Tessera's dialects, with the number of nodes that offer them.
+    offered_resources: HashMap<String, usize>,
     /// Unhealthy GPUs according to gpushare's ConfigMaps.
     unhealthy: HashMap<NodeName, Overlay>,
     /// PodDisruptionBudgets by namespace and name.
     budgets: BTreeMap<(String, String), DisruptionBudget>,
     /// GPU pods that have not ended, waiting or placed. Of other pods only the view knows.
     gpu_pods: HashMap<PodUid, Box<GpuPod>>,
+    gangs: Gangs,
+    pod_groups: PodGroups,
+    hold_back: Option<HoldBack>,
+    node_reservations: NodeReservations,
     bookings: Bookings,
+    claims: Claims,
+    releases: Releases,
+    /// Time of the newest event.
+    event_time: Duration,
+    /// The same time in seconds since 1970.
+    event_unix_seconds: i64,
     ended: RecentUids,
     /// Pods that a list did not contain. Only the watch can bring them back.
     missing: RecentUids,
-    quota: Quota,
+    quotas: Quotas,
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
@@ -133,6 +192,8 @@ pub struct State {
     unlisted_unhealthy: HashSet<NodeName>,
     /// Number of bookings rolled back.
     rolled_back: u64,
+    /// Number of gang reservations that ended before all members were bound.
+    unused_reservations: u64,
 }
 
 /// Identifies one state value; a new leader starts with a new state.
@@ -160,13 +221,22 @@ impl State {
             unreadable: HashMap::new(),
             soft_taints: HashMap::new(),
             constraints: HashMap::new(),
+            offered_resources: HashMap::new(),
             unhealthy: HashMap::new(),
             budgets: BTreeMap::new(),
             gpu_pods: HashMap::new(),
+            gangs: Gangs::default(),
+            pod_groups: PodGroups::default(),
+            hold_back: None,
+            node_reservations: NodeReservations::new(),
             bookings: Bookings::default(),
+            claims: Claims::default(),
+            releases: Releases::default(),
+            event_time: Duration::ZERO,
+            event_unix_seconds: 0,
             ended: RecentUids::default(),
             missing: RecentUids::default(),
-            quota: Quota::default(),
+            quotas: Quotas::default(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
             table: Arc::new(table),
@@ -176,7 +246,14 @@ impl State {
             unlisted_nodes: HashSet::new(),
             unlisted_unhealthy: HashSet::new(),
             rolled_back: 0,
+            unused_reservations: 0,
         }
+    }
+
+    /// Notes the time of the events that follow.
+    pub fn set_event_time(&mut self, now: Timestamp) {
+        self.event_time = now.steady;
+        self.event_unix_seconds = now.unix_seconds();
     }
 
     /// Applies an event.
@@ -186,11 +263,17 @@ impl State {
             StateEvent::Pod(change) => self.handle_pod(change),
             StateEvent::Budget(change) => self.handle_budget(change),
             StateEvent::Unhealthy(change) => self.handle_unhealthy(change),
-            StateEvent::Quota(quota) => self.quota = quota,
+            StateEvent::Claim(change) => self.handle_claim(change),
+            StateEvent::Class(change) => self.handle_class(change),
+            StateEvent::PodGroup(origin, change) => self.handle_pod_group(origin, change),
+            StateEvent::PodGroupsWithdrawn(origin) => self.withdraw_pod_groups(origin),
+            StateEvent::Quota(quota) => self.quotas.configure(quota),
+            StateEvent::ResourceQuota(change) => self.quotas.handle(change),
             StateEvent::Table(table) => {
                 self.table = Arc::new(StaticTable { strict: self.settings.static_strict, ..table });
             }
         }
+        self.refresh_node_reservations();
     }
 
     fn handle_budget(&mut self, change: WatchEvent<Budget>) {
@@ -209,7 +292,8 @@ impl State {
             WatchEvent::Listing => {
                 self.listings += 1;
                 self.is_listing_pods = true;
-                self.unlisted_pods = self.gpu_pods.keys().chain(self.ledger().pods()).cloned().collect();
+                let holders = self.ledger().pods().filter(|holder| !ClaimUid::is_holder(holder));
+                self.unlisted_pods = self.gpu_pods.keys().chain(holders).cloned().collect();
             }
             WatchEvent::Set(pod) => {
                 let uid = PodUid(pod.metadata.uid.clone());
@@ -233,6 +317,18 @@ impl State {
         &self.id
     }
 
+    pub(crate) fn cluster_view(&self) -> &ClusterView {
+        &self.view
+    }
+
+    pub(crate) fn view_mut(&mut self) -> &mut ClusterView {
+        &mut self.view
+    }
+
+    pub(crate) fn gang_timeout(&self) -> Duration {
+        self.settings.gang_timeout
+    }
+
     /// Returns the ledger of all grants.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
@@ -246,11 +342,11 @@ impl State {
     /// Returns the limits of the namespaces and their usage.
     #[must_use]
     pub fn quota(&self) -> (&Quota, &NamespaceUsage) {
-        (&self.quota, self.view.usage())
+        (self.quotas.in_force(), self.view.usage())
     }
 
     pub(crate) fn quota_state(&self) -> QuotaState<'_> {
-        QuotaState { quota: &self.quota, usage: self.view.usage() }
+        QuotaState { quota: self.quotas.in_force(), usage: self.view.usage() }
     }
 
     /// Returns whether a grant is only set aside for a pod whose GPUs are unknown.

@@ -3,6 +3,7 @@
 mod admission;
 pub mod explain;
 pub mod filter;
+pub mod gang;
 pub mod inspect;
 pub mod preempt;
 pub mod prioritize;

@@ -9,11 +9,13 @@
 pub mod access;
 pub mod authority;
 pub mod browser;
+mod expiry;
 pub mod files;
 mod listen;
 pub mod table;
 mod tls;
 
+pub use self::expiry::{CertificateExpiry, CertificateRole};
 pub use self::listen::{ServeOptions, serve};
 pub use self::table::ConnectionLimits;
-pub use self::tls::{ClientCheck, Tls, TlsError, TlsFiles, TlsPem};
+pub use self::tls::{ClientCheck, Tls, TlsError, TlsFiles, TlsPem, check_own_client, client_configuration};

@@ -2,17 +2,21 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{
+    ClientConfig, ClientConnection, ConnectionCommon, RootCertStore, ServerConfig, ServerConnection,
+};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
+use crate::expiry::{self, CertificateExpiry, CertificateRole};
 use crate::files::Files;
 
 /// The reason why certificates cannot be used.
@@ -33,6 +37,12 @@ pub enum TlsError {
     /// The name is not a DNS name.
     #[error("{0:?} is not a DNS name, which a client's certificate could have")]
     ClientName(String),
+    /// The server refuses a client with its own certificate, or the client refuses the server.
+    #[error("a client with the certificate of the server is refused")]
+    OwnClient(#[source] rustls::Error),
+    /// The certificate of the server lacks the name of the client.
+    #[error("the certificate of the server does not have the DNS name {0} of the client")]
+    NoClientName(String),
 }
 
 /// The reason why a client gets no TLS session.
@@ -64,14 +74,14 @@ pub struct ClientCheck {
     pub name: String,
 }
 
-/// The certificates of a server that checks its clients, in PEM.
+/// The certificate of one side and the authority of the other one, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPem {
-    /// The chain of the server's certificate.
+    /// The chain of the certificate.
     pub certificate: String,
     /// The private part of the certificate.
     pub key: String,
-    /// The certificates of the authority that signs those of clients.
+    /// The certificates of the authority that signs that of the other side.
     pub authority: String,
 }
 
@@ -106,6 +116,8 @@ impl<'a> Contents<'a> {
 #[derive(Clone)]
 pub struct Tls {
     current: Arc<RwLock<Configurations>>,
+    /// End of the certificate of the last client that connected, in seconds since 1970, or 0.
+    client_expiry: Arc<AtomicU64>,
     client_name: Option<ServerName<'static>>,
 }
 
@@ -116,6 +128,8 @@ struct Configurations {
     checking: Arc<ServerConfig>,
     /// Requires none.
     public: Arc<ServerConfig>,
+    /// Ends of the certificates in both.
+    expiries: Vec<CertificateExpiry>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -160,7 +174,11 @@ impl Tls {
     /// Returns an acceptor with the same certificate of the server, now and later, that accepts all clients.
     #[must_use]
     pub fn without_client_check(&self) -> Self {
-        Self { current: Arc::clone(&self.current), client_name: None }
+        Self {
+            current: Arc::clone(&self.current),
+            client_expiry: Arc::clone(&self.client_expiry),
+            client_name: None,
+        }
     }
 
     /// Uses other certificates for new connections.
@@ -173,7 +191,20 @@ impl Tls {
         let client_name = client_name
             .map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::ClientName(name)))
             .transpose()?;
-        Ok(Self { current: Arc::new(RwLock::new(configurations(contents)?)), client_name })
+        let current = Arc::new(RwLock::new(configurations(contents)?));
+        Ok(Self { current, client_expiry: Arc::default(), client_name })
+    }
+
+    /// Returns when the certificates in use expire: those of the server and of the authority of clients, and that of
+    /// the last client that connected.
+    #[must_use]
+    pub fn expiries(&self) -> Vec<CertificateExpiry> {
+        let mut all = self.current.read().unwrap_or_else(PoisonError::into_inner).expiries.clone();
+        let client = self.client_expiry.load(Ordering::Relaxed);
+        if client != 0 {
+            all.push(CertificateExpiry { role: CertificateRole::Client, unix_seconds: client });
+        }
+        all
     }
 
     /// Returns whether clients need a certificate.
@@ -189,9 +220,11 @@ impl Tls {
         let stream = self.acceptor().accept(stream).await.map_err(NoSession::Handshake)?;
         if let Some(name) = &self.client_name {
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            if !certificates.first().is_some_and(|certificate| has_name(certificate, name)) {
+            let Some(certificate) = certificates.first().filter(|certificate| has_name(certificate, name))
+            else {
                 return Err(NoSession::Name.into());
-            }
+            };
+            self.client_expiry.store(expiry::of(certificate).unwrap_or(0), Ordering::Relaxed);
         }
         Ok(stream)
     }
@@ -217,7 +250,14 @@ fn has_name(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
 fn configurations(contents: Contents<'_>) -> Result<Configurations, TlsError> {
     let public = configuration(Contents { authority: None, ..contents })?;
     let checking = if contents.authority.is_some() { configuration(contents)? } else { Arc::clone(&public) };
-    Ok(Configurations { checking, public })
+    let mut expiries = Vec::new();
+    // A chain ends with the first of its certificates; an authority works while one of its certificates does.
+    let mut add = |role, unix_seconds: Option<u64>| {
+        expiries.extend(unix_seconds.map(|unix_seconds| CertificateExpiry { role, unix_seconds }));
+    };
+    add(CertificateRole::Server, expiry::all_of(contents.certificate).min());
+    add(CertificateRole::ClientAuthority, contents.authority.and_then(|pem| expiry::all_of(pem).max()));
+    Ok(Configurations { checking, public, expiries })
 }
 
 fn configuration(contents: Contents<'_>) -> Result<Arc<ServerConfig>, TlsError> {
@@ -240,6 +280,57 @@ fn configuration(contents: Contents<'_>) -> Result<Arc<ServerConfig>, TlsError> 
     let mut configuration = builder.with_single_cert(chain, key)?;
     configuration.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(configuration))
+}
+
+/// Creates the TLS configuration of a client that shows this certificate and trusts this authority.
+pub fn client_configuration(pem: &TlsPem) -> Result<ClientConfig, TlsError> {
+    let certificates =
+        |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let (chain, key) = (certificates(&pem.certificate)?, PrivateKeyDer::from_pem_slice(pem.key.as_bytes())?);
+    let mut roots = RootCertStore::empty();
+    for root in certificates(&pem.authority)? {
+        roots.add(root)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(roots).with_client_auth_cert(chain, key)?)
+}
+
+/// Checks that a server with this certificate accepts itself as a client of this name, and that its certificate has the
+/// name of the server. Replicas that share the certificate can then call each other.
+pub fn check_own_client(pem: &TlsPem, client_name: &str, server_name: &str) -> Result<(), TlsError> {
+    let name =
+        |text: &str| ServerName::try_from(text.to_owned()).map_err(|_| TlsError::ClientName(text.to_owned()));
+    let mut client = ClientConnection::new(Arc::new(client_configuration(pem)?), name(server_name)?)?;
+    let mut server = ServerConnection::new(configuration(Contents::of_pem(pem))?)?;
+    // Both sides are in memory: what one writes, the other one reads, until neither waits for anything.
+    while client.wants_write() || server.wants_write() {
+        transfer(&mut client, &mut server)?;
+        transfer(&mut server, &mut client)?;
+    }
+    let shown = server.peer_certificates().unwrap_or_default().first();
+    let client = name(client_name)?;
+    if shown.is_some_and(|certificate| has_name(certificate, &client)) {
+        return Ok(());
+    }
+    Err(TlsError::NoClientName(client_name.to_owned()))
+}
+
+/// Lets one side of a connection in memory read what the other one has written.
+fn transfer<From, To>(
+    from: &mut ConnectionCommon<From>,
+    to: &mut ConnectionCommon<To>,
+) -> Result<(), TlsError> {
+    let mut bytes = Vec::new();
+    while from.wants_write() {
+        from.write_tls(&mut bytes)?;
+    }
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        to.read_tls(&mut rest)?;
+        to.process_new_packets().map_err(TlsError::OwnClient)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -266,6 +357,41 @@ mod tests {
         assert!(matches!(configured(&mixed), Err(TlsError::Certificate(_))));
         let empty = [first[0].clone(), first[1].clone(), Vec::new()];
         assert!(matches!(configured(&empty), Err(TlsError::Authority(_))), "no client could ever connect");
+    }
+
+    /// Returns a certificate with these names and usages that an authority has signed.
+    fn signed(names: &[&str], usages: &[rcgen::ExtendedKeyUsagePurpose]) -> TlsPem {
+        let mut authority = rcgen::CertificateParams::default();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let (authority_key, key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+        let root = authority.self_signed(&authority_key).unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = rcgen::CertificateParams::new(names).unwrap();
+        params.extended_key_usages = usages.to_vec();
+        let issuer = rcgen::Issuer::new(authority, authority_key);
+        let certificate = params.signed_by(&key, &issuer).unwrap().pem();
+        TlsPem { certificate, key: key.serialize_pem(), authority: root.pem() }
+    }
+
+    #[test]
+    fn a_certificate_for_both_sides_lets_replicas_call_each_other() {
+        use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+        let check = |names: &[&str], usages: &[rcgen::ExtendedKeyUsagePurpose]| {
+            check_own_client(&signed(names, usages), "caller", "service")
+        };
+        assert!(check(&["service", "caller"], &[ServerAuth, ClientAuth]).is_ok());
+        assert!(check(&["service", "caller"], &[]).is_ok(), "without usages, all are allowed");
+        let no_client = check(&["service", "caller"], &[ServerAuth]);
+        assert!(matches!(no_client, Err(TlsError::OwnClient(_))), "{no_client:?}");
+        let no_name = check(&["service"], &[ServerAuth, ClientAuth]);
+        assert!(matches!(&no_name, Err(TlsError::NoClientName(name)) if name == "caller"), "{no_name:?}");
+        let other_service = check(&["another", "caller"], &[ServerAuth, ClientAuth]);
+        assert!(matches!(other_service, Err(TlsError::OwnClient(_))), "{other_service:?}");
+        let other_authority = TlsPem {
+            authority: signed(&["a"], &[]).authority,
+            ..signed(&["service", "caller"], &[ServerAuth, ClientAuth])
+        };
+        assert!(check_own_client(&other_authority, "caller", "service").is_err());
     }
 
     #[test]

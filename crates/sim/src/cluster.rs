@@ -7,9 +7,11 @@
 mod arrivals;
 pub mod bench;
 mod chooser;
+pub mod gangs;
 mod peers;
 pub mod pod;
 mod run;
+mod sample;
 mod sim_node;
 pub mod trace;
 
@@ -34,6 +36,8 @@ pub struct Experiment {
     pub fill: f64,
     /// How much policy `tessera` knows of the workload.
     pub target: WorkloadKnowledge,
+    /// Largest number of nodes that kube-scheduler offers for a pod; `None` for all.
+    pub sample: Option<usize>,
 }
 
 impl Experiment {

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::admission::{Admitted, AllocationError, KubeletError};
-pub use self::containers::{GREEDY, IDLE};
+pub use self::containers::{BUSY, GREEDY, IDLE};
 use self::{listing::RateLimit, plugins::Plugin};
 
 /// A running kubelet. Dropping it ends it like a kill.

@@ -18,6 +18,8 @@ use tessera_core::placement::PlacementError;
 use tessera_core::topology::Topology;
 use tessera_core::units::Count;
 
+pub use self::stream::{StreamJob, jobs};
+
 /// A policy that chooses the GPUs of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamPolicy {
@@ -33,6 +35,8 @@ pub enum StreamPolicy {
     Preserve,
     /// Random free GPUs.
     Random,
+    /// The lowest free indexes, as kube-scheduler allocates claims, corrected as when the pod is bound.
+    Claims,
     /// Policy `tessera` of the core.
     Tessera,
 }
@@ -101,13 +105,14 @@ pub fn bandwidth_share(
 
 impl StreamPolicy {
     /// All policies, ours last.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Random,
         Self::Lowest,
         Self::Tree,
         Self::Gpuallocator,
         Self::Greedy,
         Self::Preserve,
+        Self::Claims,
         Self::Tessera,
     ];
 
@@ -125,6 +130,7 @@ impl StreamPolicy {
             Self::Greedy => "greedy",
             Self::Preserve => "preserve",
             Self::Random => "random",
+            Self::Claims => "claims",
             Self::Tessera => "tessera",
         }
     }

@@ -5,6 +5,7 @@ mod driver_files;
 mod health_checks;
 mod injection;
 mod instance_type;
+mod other_plugins;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use tessera_agent::controller::{
-    AgentSettings, InstalledLibrary, Isolation, LibraryError, OnEscape, WithoutLibrary,
+    AgentSettings, ClaimSettings, InstalledLibrary, Isolation, LibraryError, OnEscape, WithoutLibrary,
 };
 use tessera_agent::shell::{self, PagesAccess, PagesPort, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
@@ -26,7 +27,7 @@ use tessera_wire::tessera::agent_address::AgentAddress;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::{EscapeAction, PagesReaders, Registration};
+use self::arguments::{EscapeAction, Offer, PagesReaders, Registration};
 use self::driver_files::DriverFiles;
 use crate::{host, old_flags, service_manager, values};
 
@@ -64,6 +65,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
     driver.keep_filled(stop.clone()).await;
     let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
     let mut settings = AgentSettings { labels, ..settings(&arguments, injection, by_cdi)? };
+    let pod_resources = arguments.kubelet_root.join("pod-resources/kubelet.sock");
+    settings.dialects = other_plugins::left_to_us(&settings.dialects, &pod_resources).await;
     let mut pages = None;
     if let Some(address) = listen {
         let (listener, address) = host::listen(address, "--listen").await?;
@@ -97,16 +100,25 @@ async fn serve(arguments: Arguments) -> Result<()> {
         gpus: Arc::from(gpus),
         watch_health: arguments.health_check && !arguments.disable_health_checks.all,
         cluster: Arc::new(node),
-        pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
+        pod_resources,
         pages,
         probes,
         display_socket: arguments.manager_socket,
         sampling,
+        leave: CancellationToken::new(),
     };
-    let (stopped, asked) = (stop.clone(), host::termination_signal()?);
+    let (leave, stopped) = (ports.leave.clone(), stop.clone());
+    let asked = host::termination_signal()?;
     tokio::spawn(async move {
         asked.await;
-        stopped.cancel();
+        tracing::info!(
+            "stopping: pods that are bound already are admitted first; a second signal stops at once"
+        );
+        leave.cancel();
+        if let Ok(urged) = host::termination_signal() {
+            urged.await;
+            stopped.cancel();
+        }
     });
     tracing::info!(node = %settings.node, "starting the agent");
     service_manager::notify("READY=1");
@@ -120,8 +132,17 @@ fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -
     let grants = std::path::absolute(&arguments.grants)?;
     Ok(AgentSettings {
         node: NodeName(arguments.node_name.clone()),
-        dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
+        dialects: match arguments.offer {
+            Offer::Plugins | Offer::Both => arguments.dialects.iter().map(|name| (*name).into()).collect(),
+            Offer::Dra => Vec::new(),
+        },
+        claims: (arguments.offer != Offer::Plugins).then(|| ClaimSettings {
+            cdi_directory: arguments.cdi_directory.clone(),
+            registry: arguments.kubelet_root.join("plugins_registry"),
+            plugins: arguments.kubelet_root.join("plugins"),
+        }),
         memory_unit: arguments.memory_unit,
+        nvidia_slots: arguments.nvidia_slots,
         withdraw_held: arguments.withdraw_held,
         mig_strategy: arguments.mig_strategy.into(),
         policy: arguments.policy.clone(),
@@ -171,6 +192,7 @@ fn isolation(arguments: &Arguments, grants: &Path, by_cdi: bool) -> Isolation {
         serve_shares: arguments.share_mode,
         allow_opt_out: arguments.allow_opt_out,
         allow_ceiling_changes: arguments.allow_ceiling_changes,
+        lend_memory: arguments.lend_memory,
         meaning: arguments.share_means.into(),
         on_escape: on_escape(arguments),
     }

@@ -126,6 +126,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             process.cores,
             process.peak_mib,
         ));
+        for problem in report.problems() {
+            crate::print(&format!("FAILED: {problem}\n"));
+        }
     }
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

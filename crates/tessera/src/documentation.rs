@@ -7,7 +7,7 @@ use clap::{ArgAction, Command, CommandFactory as _};
 
 use crate::{Arguments, old_flags};
 
-/// Flags of other programs in the documentation: cargo, kubectl, curl, and our scripts and tests.
+/// Flags of other programs in the documentation: cargo, kubectl, helm, az, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
     "audience",
@@ -15,28 +15,48 @@ const OF_OTHERS: &[&str] = &[
     "cfg",
     "clusterrole",
     "data-binary",
+    "delete-emptydir-data",
     "device-name-strategy",
     "dry-run",
+    "endpoint",
+    "field-selector",
+    "for",
+    "gpu-reset",
     "help",
+    "ignore-daemonsets",
+    "install",
+    "kube-api-qps",
     "lib",
     "list",
     "locked",
     "name",
+    "namespace",
+    "nocapture",
     "output",
     "path",
     "policy-config-file",
     "profile",
     "release",
     "require-hashes",
+    "reset-then-reuse-values",
+    "reset-values",
     "resource",
+    "reuse-values",
     "role",
     "serve",
     "serviceaccount",
+    "set",
+    "set-string",
+    "skip-gpu-driver-install",
+    "sort",
+    "subresource",
     "target",
     "test",
     "type",
     "use-legacy-policy-config",
     "verb",
+    "version",
+    "wait",
     "workspace",
 ];
 
@@ -93,7 +113,8 @@ fn documented_flags_exist() {
             continue;
         }
         for flag in flags(&text) {
-            let is_old = old_flags::why(flag) != "it is unknown";
+            let is_old = old_flags::why(flag) != "it is unknown"
+                || old_flags::RENAMED.iter().any(|(old, _)| *old == flag);
             assert!(known.contains(flag) || is_old, "{page}: there is no --{flag}");
         }
     }
@@ -153,7 +174,7 @@ fn every_flag_of_the_daemons_is_documented() {
     let pages = pages();
     for (command, told) in [
         ("agent", &["docs/agent.md", "docs/exporter.md"][..]),
-        ("scheduler", &["docs/scheduler.md"]),
+        ("scheduler", &["docs/scheduler.md", "docs/gangs.md"]),
         ("demo", &["docs/demo.md"]),
     ] {
         let told: BTreeSet<&str> = told.iter().flat_map(|page| flags(&pages[*page])).collect();
@@ -178,8 +199,10 @@ fn documented_files_exist() {
         for word in text.split(|c: char| c.is_whitespace() || "`()[],;:'\"".contains(c)) {
             let word = word.trim_end_matches(['.', '/']);
             let names_a_file = folders.iter().any(|folder| word.starts_with(folder));
+            // `gpu/3` is a GPU in the output of a command.
+            let is_gpu = word.strip_prefix("gpu/").is_some_and(|index| index.parse::<u8>().is_ok());
             // Names with variables such as `deploy/$part` are not checked.
-            if names_a_file && !word.contains(['$', '*', '{', '<']) {
+            if names_a_file && !is_gpu && !word.contains(['$', '*', '{', '<']) {
                 assert!(root().join(word).exists(), "{page}: no file {word}");
             }
         }

@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     if arguments.json {
         let DiscoveredGpus { gpus, topology, .. } = found;
-        let inventory = Inventory { gpus, topology, memory_unit: arguments.memory_unit };
+        let inventory = Inventory { gpus, topology, memory_unit: arguments.memory_unit, nvidia_slots: None };
         crate::print(&(inventory::print(&inventory) + "\n"));
         return Ok(ExitCode::SUCCESS);
     }

@@ -10,6 +10,7 @@ mod host;
 mod inventory;
 mod log;
 mod metrics;
+mod migrate;
 mod mount_grants;
 mod old_flags;
 mod place;
@@ -53,6 +54,7 @@ enum Command {
     Demo(demo::Arguments),
     Inventory(inventory::Arguments),
     Metrics(metrics::Arguments),
+    Migrate(migrate::Arguments),
     MountGrants(mount_grants::Arguments),
     Place(place::Arguments),
     Scheduler(Box<scheduler::Arguments>),
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Metrics(arguments) => metrics::run(arguments),
+        Command::Migrate(arguments) => migrate::run(arguments),
         Command::MountGrants(arguments) => mount_grants::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Scheduler(arguments) => scheduler::run(*arguments),

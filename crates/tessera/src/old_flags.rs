@@ -46,7 +46,8 @@ const OF_AGENT: &[WithoutEffect] = &[
 ];
 
 /// Flags with another name now.
-const RENAMED: &[(&str, &str)] = &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
+pub(crate) const RENAMED: &[(&str, &str)] =
+    &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
 
 /// Hidden flag that collects the flags without effect.
 const COLLECTED: &str = "--no-effect";

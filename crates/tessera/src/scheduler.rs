@@ -5,9 +5,9 @@ mod listen;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
@@ -24,7 +24,7 @@ use tessera_wire::tessera::{rules, static_table};
 use self::listen::ListenArguments;
 use crate::log::LogArguments;
 use crate::profile_page::ProfileArguments;
-use crate::{host, old_flags};
+use crate::{host, old_flags, values};
 
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
@@ -55,6 +55,19 @@ pub(crate) struct Arguments {
     /// Let pods of policy static wait for a set of the table, instead of taking other idle GPUs
     #[arg(long)]
     static_strict: bool,
+
+    /// Count claims of dynamic resource allocation and bind pods with claims; needs Kubernetes 1.34 and the rights of
+    /// deploy/scheduler/dra.yaml
+    #[arg(long)]
+    dra: bool,
+
+    /// Time for which the GPUs of a gang stay reserved until all its pods are bound
+    #[arg(long, value_name = "TIME", default_value = "120s", value_parser = values::time)]
+    gang_timeout: Duration,
+
+    /// Time for which a gang that waits may hold back GPUs that become free; 0 turns it off
+    #[arg(long, value_name = "TIME", default_value = "600s", value_parser = values::time)]
+    gang_hold_back: Duration,
 
     /// Enables quotas: a JSON file with the ConfigMap and the node labels, in the format of
     /// gpu-admission
@@ -150,6 +163,9 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         policy,
         mut static_table,
         static_strict,
+        dra,
+        gang_timeout,
+        gang_hold_back,
         mut quota_config,
         config,
         memory_unit,
@@ -175,6 +191,10 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         static_table::parse(&crate::read_file(file)?)
             .with_context(|| format!("--static-table {}", file.display()))?;
     }
+    ensure!(
+        gang_timeout >= Duration::from_secs(1),
+        "--gang-timeout is {gang_timeout:?}, so no pod of a gang could be bound in time; write 1s or more"
+    );
     listen.check()?;
     let settings = SchedulerSettings {
         policy: DefaultPolicy(policy),
@@ -183,12 +203,15 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         quota,
         served: ServedSchedulers(scheduler_name),
         static_strict,
+        dra,
+        gang_timeout,
+        gang_hold_back,
     };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
     let app = App::new(State::new(settings.clone()), client).with_notices(notices);
     let app = Arc::new(app.with_agents(AgentReader::with_token(agent_token)));
-    let pages = listen.forwarded_pages().filter(|_| neighbour_lease.is_some());
+    let (pages, verbs) = (listen.forwarded_pages(), listen.forwarded_verbs());
     let servers = serve_all(listen.open(&app, &lease_namespace).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {
@@ -197,6 +220,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         lease,
         timing: LeaseTiming::with_duration(lease_seconds),
         pages,
+        verbs,
         neighbour: neighbour_lease.map(|lease| Neighbour { lease, host: host::name() }),
     };
     tokio::select! {

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod cluster_report;
+mod gangs;
 mod parallel;
 mod plot;
 mod progress;
@@ -27,12 +28,14 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Experiment {
     Cluster(cluster::Arguments),
+    Gangs(gangs::Arguments),
     Topology(topology::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.experiment {
         Experiment::Cluster(arguments) => cluster::run_arguments(arguments),
+        Experiment::Gangs(arguments) => gangs::run(arguments),
         Experiment::Topology(arguments) => topology::run(arguments),
     }
 }

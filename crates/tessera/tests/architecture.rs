@@ -23,7 +23,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
-    ("tessera-sim", &["tessera-core", "tessera-wire"]),
+    ("tessera-sim", &["tessera-core", "tessera-wire", "tessera-limits"]),
     (
         "tessera-agent",
         &[
@@ -48,6 +48,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
             "tessera-agent",
             "tessera-limits",
             "tessera-scheduler",
+            "tessera-serve",
             "tessera-sim",
         ],
     ),

@@ -2,7 +2,8 @@
 //!
 //! A fence that was in its stream at the last poll and has not been reached shows that the GPU was busy all the
 //! time. Otherwise it may have been idle now and then, because the program was slower than the GPU. Then the
-//! estimated cost of the work that has ended tells how long it was busy.
+//! estimated cost of the work that has ended tells how long it was busy. Of the work that has not ended, the GPU can
+//! have done no more than the time since its first launch: a pause before that launch was not busy.
 
 use crate::back_pressure::QUEUE_LIMIT;
 use crate::nanos::Nanos;
@@ -48,20 +49,21 @@ impl BusyTime {
     }
 
     /// Returns how long the GPU was busy in a stretch of time of this length. `ended` is the estimated cost of the
-    /// work that was found to have ended, and `queued` of the work that was not: the GPU may have done a part of it.
+    /// work that was found to have ended. `begun` is the most that the GPU can have done of the rest.
     pub(crate) fn measure(
         &mut self,
         length: Nanos,
         ended: Nanos,
-        queued: Nanos,
+        begun: Nanos,
         is_always_busy: bool,
     ) -> Nanos {
-        let most = self.unpaid + ((ended + queued) - self.prepaid);
         let due = self.unpaid + (ended - self.prepaid);
+        let most = self.unpaid + ((ended + begun) - self.prepaid);
         self.prepaid = self.prepaid - ended;
         let busy = if is_always_busy { length } else { most.min(length + self.idle) };
         self.idle = if is_always_busy { Nanos::ZERO } else { (self.idle + length - busy).min(MAX_CARRIED) };
-        self.unpaid = (due - busy).min(MAX_CARRIED);
+        // Where all time was busy, a difference is an error of the estimates.
+        self.unpaid = if is_always_busy { Nanos::ZERO } else { (due - busy).min(MAX_CARRIED) };
         self.prepaid = (self.prepaid + (busy - due)).min(MAX_CARRIED);
         busy
     }
@@ -93,6 +95,19 @@ mod tests {
         assert_eq!(measure(100, 500), MICROS(500));
         assert_eq!(measure(100, 900), MICROS(700), "all time is busy");
         assert_eq!(measure(1_000, 0), MICROS(200), "the rest");
+    }
+
+    /// A program waits for its work, pauses, and has launched much again by the time of the next poll.
+    #[test]
+    fn a_pause_between_two_polls_is_not_busy() {
+        let mut busy = BusyTime::default();
+        let mut measured = Nanos::ZERO;
+        for _ in 0..100 {
+            // 0.3 ms of the work that was queued, a pause of 0.9 ms, and 0.5 ms of new work, then 1.2 ms of it.
+            measured += busy.measure(MICROS(1_700), MICROS(300), MICROS(500), false);
+            measured += busy.measure(MICROS(900), MICROS(1_400), MICROS(0), true);
+        }
+        assert_eq!(measured, MICROS((300 + 500 + 900) * 100));
     }
 
     #[test]

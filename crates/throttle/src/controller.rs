@@ -287,6 +287,7 @@ impl GpuController {
             queues.fence_number,
             is_in_call || gate.is_open() && gate.has_blocked_launches(),
         );
+        let runs_since = queues.oldest_launch().unwrap_or(now);
         drop(queues);
         drop(polling);
 
@@ -303,7 +304,8 @@ impl GpuController {
         let queued = self.queue_time(gate);
         self.remaining = if until < now { Nanos::ZERO } else { queued };
         let from = charged_until - self.busy_time.idle();
-        let busy = self.busy_time.measure(until - charged_until, ended, queued, is_always_busy);
+        let begun = queued.min(now - runs_since);
+        let busy = self.busy_time.measure(until - charged_until, ended, begun, is_always_busy);
         self.pacer.charge(until - busy, until, percent);
         self.measure_pace(gate, ended, busy);
         self.charged_until = Some(if was_stopped { now } else { until });

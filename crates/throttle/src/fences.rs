@@ -33,6 +33,8 @@ pub struct Fence<E> {
     pub work: Nanos,
     /// Launches among that work whose cost is not known.
     pub unmeasured: u32,
+    /// Moment at which the driver had the first launch of that work.
+    pub since: Nanos,
 }
 
 /// A launch whose time on the GPU is measured, between two events. The fence follows the second event at once, so the

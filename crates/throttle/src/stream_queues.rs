@@ -81,6 +81,8 @@ struct StreamQueue<E> {
     launches: u32,
     /// Those among them whose cost is not known.
     unmeasured: u32,
+    /// Moment at which the driver had the first of them.
+    since: Nanos,
     context: ContextId,
     /// An event behind the last launch, in a per-thread stream, where the monitor thread cannot put a
     /// fence later.
@@ -213,6 +215,9 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
         self.working += u32::from(queue.queued == Nanos::ZERO);
         queue.queued += cost;
         queue.unfenced += cost;
+        if queue.launches == 0 {
+            queue.since = driver.host_time();
+        }
         queue.launches += 1;
         let is_unmeasured = u32::from(cost == UNMEASURED_COST);
         queue.unmeasured += is_unmeasured;
@@ -315,6 +320,16 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
     /// Returns the number of the oldest fence that has not been reached.
     pub(crate) fn oldest_fence(&self) -> Option<u64> {
         self.queues.iter().filter_map(|queue| queue.fences.front()).map(|fence| fence.number).min()
+    }
+
+    /// Returns the moment at which the driver had the first launch that is not known to have ended. `None` if all
+    /// have.
+    pub(crate) fn oldest_launch(&self) -> Option<Nanos> {
+        let oldest = self.queues.iter().filter_map(|queue| {
+            let fence = queue.fences.front().map(|fence| fence.since);
+            fence.or_else(|| (queue.launches > 0).then_some(queue.since))
+        });
+        oldest.min()
     }
 
     /// Returns true if all work has ended, as far as fences show.
@@ -425,8 +440,8 @@ impl<E: Copy + PartialEq> StreamQueues<E> {
             self.pool.put(queue.context, trailing);
         }
         self.fence_number += 1;
-        let (work, unmeasured) = (queue.unfenced, queue.unmeasured);
-        queue.fences.push_back(Fence { number: self.fence_number, end, measures, work, unmeasured });
+        let (work, unmeasured, since) = (queue.unfenced, queue.unmeasured, queue.since);
+        queue.fences.push_back(Fence { number: self.fence_number, end, measures, work, unmeasured, since });
         (queue.unfenced, queue.launches, queue.unmeasured) = (Nanos::ZERO, 0, 0);
         self.fences += 1;
     }
@@ -488,6 +503,7 @@ impl<E> StreamQueue<E> {
             unfenced: Nanos::ZERO,
             launches: 0,
             unmeasured: 0,
+            since: Nanos::ZERO,
             trailing: None,
             measuring: None,
             fences: VecDeque::new(),

@@ -49,6 +49,18 @@ generated!(
 );
 #[cfg(feature = "grpc")]
 generated!(
+    /// `dra.v1`: the service of a driver of dynamic resource allocation.
+    dra,
+    "kubelet/gen/k8s.io.kubelet.pkg.apis.dra.v1.rs"
+);
+#[cfg(feature = "grpc")]
+generated!(
+    /// `v1alpha1`: the stream in which such a driver reports the health of its devices.
+    dra_health,
+    "kubelet/gen/v1alpha1.rs"
+);
+#[cfg(feature = "grpc")]
+generated!(
     /// `v1`: the devices that the kubelet has assigned to each container.
     pod_resources,
     "kubelet/gen/v1.rs"
@@ -63,6 +75,15 @@ generated!(
 
 /// Version of the device plugin interface. Kubernetes defines only one.
 pub const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
+
+/// Plugin type that a driver of dynamic resource allocation reports in `plugins_registry`.
+pub const DRA_PLUGIN_TYPE: &str = "DRAPlugin";
+
+/// Service of a driver that prepares claims, as the registration names it.
+pub const DRA_SERVICE: &str = "v1.DRAPlugin";
+
+/// Service of a driver that reports health, as the registration names it.
+pub const DRA_HEALTH_SERVICE: &str = "v1alpha1.DRAResourceHealth";
 
 /// Plugin type that a device plugin reports in `plugins_registry`.
 pub const DEVICE_PLUGIN_TYPE: &str = "DevicePlugin";

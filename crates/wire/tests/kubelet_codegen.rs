@@ -6,8 +6,10 @@
 
 use std::{fs, path::Path};
 
-const PROTOS: [&str; 4] = [
+const PROTOS: [&str; 6] = [
     "deviceplugin_v1beta1.proto",
+    "dra_health_v1alpha1.proto",
+    "dra_v1.proto",
     "gpu_manager_display.proto",
     "pluginregistration_v1.proto",
     "podresources_v1.proto",

@@ -10,7 +10,7 @@ use super::cgroups::{Hierarchies, Hierarchy, delegable};
 pub(crate) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 
 /// Bridge with this address. Every kernel can create a bridge.
-const NODE_DEVICE: &str = "e2e-node";
+pub(crate) const NODE_DEVICE: &str = "e2e-node";
 
 /// Returns the pod network of the real node with this number.
 pub(crate) fn pod_subnet(node: u8) -> String {

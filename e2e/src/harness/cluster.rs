@@ -19,7 +19,7 @@ use super::{
 use crate::enclosure::NODE_ADDRESS;
 
 /// Range of service addresses. Its first address is the API server for pods.
-const SERVICE_RANGE: &str = "10.96.0.0/16";
+pub(super) const SERVICE_RANGE: &str = "10.96.0.0/16";
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// Number of concurrent requests that create objects. More would only queue in the API server.
@@ -226,6 +226,9 @@ impl Cluster {
             "--bind-address=127.0.0.1".into(),
             "--use-service-account-credentials=true".into(),
             "--leader-elect=false".into(),
+            // The default of 20 requests per second would limit scenarios with many claims.
+            "--kube-api-qps=1000".into(),
+            "--kube-api-burst=1000".into(),
             // Virtual nodes send no heartbeat and would be marked as not ready.
             "--controllers=*,-node-lifecycle-controller".into(),
         ]);

@@ -1,4 +1,4 @@
-//! The only container image, built from static busybox.
+//! Container images, built from static programs of this host.
 
 use std::{fs, path::Path};
 
@@ -10,34 +10,42 @@ use tar::{EntryType, Header};
 /// Name of the image. Its registry does not exist, so nothing can be pulled.
 pub(crate) const IMAGE: &str = "e2e.invalid/busybox:1";
 
-/// Static busybox of Debian's package busybox-static.
-const BUSYBOX: &str = "/bin/busybox";
-
 /// Commands that scenarios use in addition to `busybox`.
 const COMMANDS: [&str; 8] = ["sh", "cat", "echo", "env", "ls", "sleep", "test", "true"];
 
-/// Writes the image in the format of `docker save`, which containerd imports.
-pub(crate) fn write_archive(path: &Path) -> Result<()> {
-    let layer = layer()?;
-    let digest = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+/// Writes the image with this static busybox in the format of `docker save`, which containerd imports.
+pub(crate) fn write_archive(path: &Path, busybox: &Path) -> Result<()> {
+    write(path, IMAGE, &layer(busybox)?)
+}
+
+/// Writes an image with one static program, which is found by its name.
+pub(crate) fn write_program(path: &Path, image: &str, name: &str, program: &Path) -> Result<()> {
+    let content = fs::read(program).with_context(|| program.display().to_string())?;
+    let mut layer = tar::Builder::new(Vec::new());
+    append_file(&mut layer, &format!("bin/{name}"), &content, 0o755)?;
+    write(path, image, &layer.into_inner()?)
+}
+
+fn write(path: &Path, image: &str, layer: &[u8]) -> Result<()> {
+    let digest = Sha256::digest(layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let config = json!({
         "architecture": architecture(),
         "os": "linux",
         "config": { "Cmd": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"] },
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
     });
-    let manifest = json!([{ "Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"] }]);
+    let manifest = json!([{ "Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"] }]);
 
     let mut archive = tar::Builder::new(Vec::new());
-    append_file(&mut archive, "layer.tar", &layer, 0o644)?;
+    append_file(&mut archive, "layer.tar", layer, 0o644)?;
     append_file(&mut archive, "config.json", config.to_string().as_bytes(), 0o644)?;
     append_file(&mut archive, "manifest.json", manifest.to_string().as_bytes(), 0o644)?;
     fs::write(path, archive.into_inner()?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn layer() -> Result<Vec<u8>> {
-    let busybox =
-        fs::read(BUSYBOX).with_context(|| format!("{BUSYBOX} is missing (package busybox-static)"))?;
+fn layer(busybox: &Path) -> Result<Vec<u8>> {
+    let busybox = fs::read(busybox)
+        .with_context(|| format!("{} is missing (package busybox-static)", busybox.display()))?;
     let mut layer = tar::Builder::new(Vec::new());
     for directory in ["bin/", "etc/", "tmp/"] {
         let mut header = Header::new_ustar();

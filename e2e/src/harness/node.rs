@@ -5,7 +5,11 @@
 
 mod files;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -15,17 +19,18 @@ use super::{Cluster, Component, Harness, Program, image};
 use crate::enclosure::NODE_ADDRESS;
 
 /// Directory of the kubelet's files.
-const KUBELET_ROOT: &str = "/var/lib/kubelet";
+pub(crate) const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// A node that runs pods. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct RealNode {
     pub(crate) name: String,
+    number: u8,
     directory: PathBuf,
     pub(crate) kubelet: Component,
     pub(crate) containerd: Component,
     /// Process that keeps the node's mount namespace open.
-    _mounts: Component,
+    mounts: Component,
 }
 
 impl RealNode {
@@ -40,9 +45,11 @@ impl RealNode {
         let mounts = place.open_mount_namespace().await?;
         let namespace = mounts.id().context("the node's mount namespace is gone")?;
         let containerd = place.start_containerd(namespace).await?;
-        place.import_image(namespace)?;
+        let busybox = directory.join("image.tar");
+        image::write_archive(&busybox, &harness.tool("busybox", "/bin/busybox"))?;
+        place.import_image(namespace, &busybox)?;
         let kubelet = place.start_kubelet(cluster, namespace)?;
-        let node = Self { name, directory, kubelet, containerd, _mounts: mounts };
+        let node = Self { name, number, directory, kubelet, containerd, mounts };
         node.wait_until_ready(cluster).await?;
         harness.note(&format!("{} ready", node.name));
         Ok(node)
@@ -51,6 +58,14 @@ impl RealNode {
     /// Returns the kubelet's root directory, as seen from outside the node's mount namespace.
     pub(crate) fn kubelet_root(&self) -> PathBuf {
         self.directory.join("kubelet")
+    }
+
+    /// Loads an image into containerd.
+    pub(crate) fn import_image(&self, harness: &Harness, archive: &Path) -> Result<()> {
+        let namespace = self.mounts.id().context("the node's mount namespace is gone")?;
+        let place =
+            Place { harness, name: &self.name, directory: self.directory.clone(), number: self.number };
+        place.import_image(namespace, archive)
     }
 
     /// Returns the directory where containerd reads CDI specifications.
@@ -156,9 +171,7 @@ impl Place<'_> {
             .argument(self.containerd_socket())
     }
 
-    fn import_image(&self, namespace: u32) -> Result<()> {
-        let archive = self.directory.join("image.tar");
-        image::write_archive(&archive)?;
+    fn import_image(&self, namespace: u32, archive: &Path) -> Result<()> {
         let import = self
             .ctr(namespace)
             .arguments(["images", "import", "--local", "--snapshotter=native"])

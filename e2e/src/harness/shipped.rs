@@ -35,9 +35,15 @@ impl Cluster {
     }
 }
 
+/// Returns the root of the repository, or of the bundle that `e2e/gpu` runs in.
+pub(crate) fn repository() -> PathBuf {
+    std::env::var_os("TESSERA_E2E_REPOSITORY")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), PathBuf::from)
+}
+
 /// Returns the directory `deploy`.
 pub(crate) fn deploy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+    repository().join("deploy")
 }
 
 /// Returns the path at which the object of a manifest is created.
@@ -52,6 +58,7 @@ fn path_of(document: &str) -> String {
     let plural = match field("kind: ") {
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
         "NetworkPolicy" => "networkpolicies".to_owned(),
+        "DeviceClass" => "deviceclasses".to_owned(),
         other => format!("{}s", other.to_lowercase()),
     };
     let group = match field("apiVersion: ") {
@@ -61,6 +68,7 @@ fn path_of(document: &str) -> String {
     let is_namespaced = matches!(
         plural.as_str(),
         "configmaps"
+            | "leases"
             | "secrets"
             | "services"
             | "networkpolicies"

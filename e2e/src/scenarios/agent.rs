@@ -1,6 +1,7 @@
 //! The agent on a real kubelet with eight simulated GPUs.
 
 mod allocations;
+mod dra;
 mod driver;
 mod exporter;
 mod footprint;
@@ -18,8 +19,9 @@ mod strict;
 use anyhow::Result;
 
 pub(in crate::scenarios) use self::{
+    allocations::check as check_allocations,
     pods::{Container, asking},
-    stage::{Stage, eight_gpus},
+    stage::{HAMI, Stage, eight_gpus, offered},
 };
 use crate::harness::Harness;
 
@@ -54,6 +56,12 @@ pub(crate) async fn outage(harness: Harness) -> Result<()> {
 pub(crate) async fn library(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     library::run(&stage).await
+}
+
+/// Claims of dynamic resource allocation.
+pub(crate) async fn dra(harness: Harness) -> Result<()> {
+    let stage = Stage::start_with_claims(&harness).await?;
+    dra::run(&stage).await
 }
 
 /// Containers get the driver's files without a container runtime of NVIDIA's.

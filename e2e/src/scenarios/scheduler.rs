@@ -4,11 +4,16 @@ mod admission;
 mod audit;
 mod capacity;
 mod certificates;
+mod claims;
+mod defragment;
 mod dialects;
 mod filter_only;
 mod front;
+mod gangs;
 mod gate;
+mod hami;
 mod inspect;
+mod install;
 mod kills;
 mod pairs;
 mod pods;
@@ -32,9 +37,10 @@ use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
-    capacity::run as capacity, dialects::run as dialects, filter_only::run as filter_only,
-    inspect::run as inspect, kills::run as kills, pairs::run as pairs, random::run as random,
-    replay::run as replay, throughput::run as throughput, together::run as together,
+    capacity::run as capacity, claims::run as claims, defragment::run as defragment,
+    dialects::run as dialects, filter_only::run as filter_only, gangs::run as gangs, hami::run as hami,
+    inspect::run as inspect, install::run as install, kills::run as kills, pairs::run as pairs,
+    random::run as random, replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);
@@ -48,6 +54,32 @@ const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
 /// Secret with the certificate of kube-scheduler, of `deploy/scheduler/certificates.yaml`.
 const CLIENT_SECRET: &str = "tessera-kube-scheduler-tls";
 
+/// A cluster whose pods are placed by kube-scheduler and one replica, both configured as shipped.
+pub(in crate::scenarios) struct Scheduling {
+    site: Site,
+    pub(in crate::scenarios) replica: Replica,
+    _kube_scheduler: Component,
+    _front: Front,
+}
+
+impl Scheduling {
+    /// Starts both schedulers on an existing cluster.
+    pub(in crate::scenarios) async fn start(harness: &Harness, cluster: Arc<Cluster>) -> Result<Self> {
+        let site = Site::of(harness, cluster).await?;
+        dialects::make_priorities(&site).await?;
+        let replica = site.replica("tessera-scheduler", None)?;
+        site.ready(&replica).await?;
+        let front = Front::start(vec![replica.addresses]).await?;
+        let kube_scheduler = site.kube_scheduler(&front).await?;
+        Ok(Self { site, replica, _kube_scheduler: kube_scheduler, _front: front })
+    }
+
+    /// Waits until the replica is ready.
+    pub(in crate::scenarios) async fn ready(&self) -> Result<()> {
+        self.site.ready(&self.replica).await
+    }
+}
+
 /// A cluster with GPU nodes and everything of `deploy/scheduler` except for the pods.
 struct Site {
     harness: Harness,
@@ -55,8 +87,8 @@ struct Site {
 }
 
 /// A process of `tessera scheduler`.
-struct Replica {
-    component: Component,
+pub(in crate::scenarios) struct Replica {
+    pub(in crate::scenarios) component: Component,
     addresses: Addresses,
 }
 
@@ -104,6 +136,11 @@ impl Site {
 
     /// Starts a replica that uses the API server, or a proxy in front of it.
     fn replica(&self, name: &str, kubeconfig: Option<&Path>) -> Result<Replica> {
+        self.replica_with(name, kubeconfig, &[])
+    }
+
+    /// Starts a replica with further flags.
+    fn replica_with(&self, name: &str, kubeconfig: Option<&Path>, flags: &[&str]) -> Result<Replica> {
         let own = self.cluster.kubeconfig(USER, "e2e")?;
         let free = || Ok::<_, anyhow::Error>(SocketAddr::from(([127, 0, 0, 1], free_port()?)));
         let addresses = Addresses { verbs: free()?, pages: free()?, health: free()? };
@@ -118,7 +155,7 @@ impl Site {
             format!("--kubeconfig={}", kubeconfig.unwrap_or(&own).display()),
             format!("--quota-config={}", quota.display()),
         ]);
-        Ok(Replica { component: self.harness.start(name, program)?, addresses })
+        Ok(Replica { component: self.harness.start(name, program.arguments(flags))?, addresses })
     }
 
     async fn ready(&self, replica: &Replica) -> Result<()> {
@@ -148,13 +185,18 @@ impl Site {
         extender: SocketAddr,
         lines: &str,
     ) -> Result<Component> {
+        let (configuration, kubeconfig) = self.shipped_configuration()?;
+        self.start_kube_scheduler(name, configuration + lines, &kubeconfig, extender).await
+    }
+
+    /// Returns the shipped configuration of kube-scheduler with a kubeconfig of this cluster, and the kubeconfig.
+    fn shipped_configuration(&self) -> Result<(String, String)> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         let configuration = shipped
             .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
-            .replace("leaderElect: true", "leaderElect: false")
-            + lines;
-        self.start_kube_scheduler(name, configuration, &kubeconfig, extender).await
+            .replace("leaderElect: true", "leaderElect: false");
+        Ok((configuration, kubeconfig))
     }
 
     /// Starts a kube-scheduler with a shipped configuration, the address of our Service, and the certificate in the

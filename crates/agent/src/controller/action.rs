@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 
 use tessera_core::units::PodUid;
-use tessera_node::device_plugin::{Allocation, PluginDevice};
-use tessera_wire::kubelet::device_id::Resource;
+use tessera_node::{
+    device_plugin::{Allocation, PluginDevice},
+    dra::{ClaimReference, DeviceHealth, PreparedDevice},
+};
+use tessera_wire::{foreign::dra::SliceSpec, kubelet::device_id::Resource};
 
-use super::{CallError, CallId, ContainerLimits, DutyCycle, InstanceOffer, NodePatch, Warning};
+use super::{
+    CallError, CallId, ClaimError, ClaimFiles, ContainerLimits, DutyCycle, InstanceOffer, NodePatch, Warning,
+};
 
 /// Work for the shell. The shell carries out the actions of one event in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
+    /// End the agent.
+    Stop,
     /// Send the devices of a resource to the kubelet.
     PublishDevices(Resource, Vec<PluginDevice>),
     /// Send the devices of all resources of MIG instances to the kubelet.
@@ -79,6 +86,21 @@ pub enum Action {
     PatchNode(NodePatch),
     /// Publish the indexes of the unhealthy GPUs, in the ConfigMap that gpushare reads.
     SetUnhealthy(Vec<u8>),
+    /// Write the ResourceSlice of this node, which its node's object owns.
+    WriteSlice {
+        /// UID of the node's object.
+        node_uid: String,
+        /// The slice.
+        spec: Box<SliceSpec>,
+    },
+    /// Send the health of all devices to the kubelet. The driver of claims is served from the first time on.
+    PublishHealth(Vec<DeviceHealth>),
+    /// Read a claim from the API server.
+    ReadClaim(ClaimReference),
+    /// Write the record, the grants and the CDI devices of a claim. Existing accounts stay.
+    StoreClaim(Box<ClaimFiles>),
+    /// Remove all files of the claim with this UID.
+    RemoveClaim(CallId, String),
     /// Log a warning.
     Warn(Warning),
     /// Record a Kubernetes event for a pod.
@@ -105,4 +127,8 @@ pub enum CallAnswer {
     Allocated(Result<Box<Allocation>, CallError>),
     /// Permission to start the container.
     Started(Result<(), CallError>),
+    /// Devices of a claim that is ready for containers.
+    Prepared(Result<Vec<PreparedDevice>, ClaimError>),
+    /// A claim was released.
+    Unprepared(Result<(), ClaimError>),
 }

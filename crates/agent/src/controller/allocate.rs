@@ -8,13 +8,13 @@ use tessera_core::{
     grant::{ContainerGrant, Hold, PodGrant},
     node::NodeState,
     placement::place,
-    request::{ContainerRole, PodRequest, Request},
+    request::{ContainerRole, PodRequest, Request, Share},
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
 use tessera_node::device_plugin::{Allocation, PreferenceRequest};
 use tessera_wire::{
     foreign::{
-        dialect::vcuda,
+        dialect::{hami, vcuda},
         objects::{Container, Pod},
         pod_spec::Claim,
     },
@@ -22,6 +22,7 @@ use tessera_wire::{
         container_response::{GrantedContainer, InjectionSettings, disables_cgpu},
         device_id::Resource,
     },
+    tessera::gpu_wishes::{self, GpuWishes},
 };
 
 use super::{
@@ -48,10 +49,7 @@ pub(super) struct ContainerRequest {
 
 impl ContainerRequest {
     pub(super) fn gpu_count(&self) -> usize {
-        match self.claim.request {
-            Request::Whole(count) => usize::from(count),
-            Request::Share { .. } | Request::Memory(_) => 1,
-        }
+        self.claim.request.gpu_count()
     }
 
     /// Returns how many of `count` devices must lie on each GPU, or `None` if any distribution will
@@ -68,6 +66,8 @@ impl ContainerRequest {
 pub(super) struct Allocator<'a> {
     pub(super) settings: &'a AgentSettings,
     pub(super) gpus: &'a NodeGpus,
+    /// GPUs that only pods with a grant may use.
+    pub(super) cordoned: GpuSet,
     pub(super) pods: &'a Pods,
     pub(super) admissions: &'a Admissions,
     pub(super) node_labels: Option<&'a BTreeMap<String, String>>,
@@ -116,7 +116,7 @@ impl Allocator<'_> {
         let offered = OfferedDevices::new(self.gpus, resource, wish)?;
         let gpus = match request.fixed {
             Some(fixed) => fixed,
-            None => self.choose_gpus(request, state, resource, wish.count, &offered)?,
+            None => self.choose_gpus(uid, request, state, (resource, wish.count), &offered)?,
         };
         let picked = offered.pick(gpus, wish.count, request.per_gpu(resource, wish.count));
         picked.ok_or_else(|| CallError::TooFewDevices {
@@ -143,8 +143,8 @@ impl Allocator<'_> {
         let pod = self.pod(uid)?;
         let enforcement = self.enforcement(uid, request)?;
         let gpus = check_devices(self.gpus, request, resource, ids)?;
-        let hold = Hold::of(request.claim.request);
-        self.check_gpus(request, state, gpus, hold)?;
+        self.check_gpus(request, state, gpus)?;
+        self.check_selected(uid, request, gpus)?;
         if resource == Resource::VcudaMemory {
             // The answer for the container's compute carries everything. The kubelet would log a
             // conflict if it received the same again.
@@ -154,12 +154,13 @@ impl Allocator<'_> {
         let grant = ContainerGrant {
             container: container.clone(),
             role: request.claim.role,
-            holds: gpus.iter().map(|gpu| (gpu, hold)).collect(),
+            holds: self.gpus.node.holds(request.claim.request, gpus),
         };
         let recipient = GrantedContainer {
             dialect: request.claim.dialect,
             grant: &grant,
             memory_units: memory_units(pod, container),
+            priority: priority(pod, container),
         };
         let cgpu_disabled = self.node_labels.is_some_and(disables_cgpu);
         let injection = InjectionSettings { cgpu_disabled, ..self.settings.injection.clone() };
@@ -173,19 +174,20 @@ impl Allocator<'_> {
         self.pods.get(uid).ok_or_else(|| CallError::PodGone(uid.clone()))
     }
 
-    /// Chooses the GPUs of a container: the granted ones if they fit, else by the policy.
+    /// Chooses the GPUs of a container for `count` devices of a resource: the granted ones if they fit, else by the
+    /// policy and the annotations of the pod.
     fn choose_gpus(
         &self,
+        uid: &PodUid,
         request: &ContainerRequest,
         state: &NodeState,
-        resource: Resource,
-        count: usize,
+        (resource, count): (Resource, usize),
         offered: &OfferedDevices,
     ) -> Result<GpuSet, CallError> {
-        let hold = Hold::of(request.claim.request);
+        let has_room = |gpu: GpuIndex| state.fits(gpu, self.gpus.node.hold(request.claim.request, gpu));
         let is_usable = |gpu: GpuIndex| {
             let per_gpu = request.per_gpu(resource, count);
-            state.fits(gpu, hold) && per_gpu.is_none_or(|devices| offered.has(gpu, devices))
+            has_room(gpu) && per_gpu.is_none_or(|devices| offered.has(gpu, devices))
         };
         let (granted, required) = (request.granted, offered.required().union(request.partly_fixed));
         if granted.len() == request.gpu_count()
@@ -194,22 +196,30 @@ impl Allocator<'_> {
         {
             return Ok(granted);
         }
-        // A share is on one GPU, so a required device determines the GPU.
+        // A share of one GPU has all its devices there, so a required device determines the GPU.
         let is_allowed = |gpu: GpuIndex| {
-            matches!(request.claim.request, Request::Whole(_))
-                || required.is_empty()
-                || required.contains(gpu)
+            let is_determined = matches!(request.claim.request, Request::Share(Share { count: 1, .. }));
+            let is_there = !is_determined || required.is_empty() || required.contains(gpu);
+            is_there && !self.cordoned.contains(gpu)
         };
         let all = state.node().topology().gpus();
         let open = close(state, all.iter().filter(|gpu| !is_usable(*gpu) || !is_allowed(*gpu)));
-        let pod = PodRequest::of_mains([request.claim.request]);
-        let policy = &self.settings.policy;
-        let placement = place(&open, &pod, policy, required).map_err(|refusal| CallError::DoesNotFit {
-            pod: request.pod_name.clone(),
-            container: request.claim.container.clone(),
-            // The reason on the real node is more useful than one about closed GPUs.
-            refusal: place(state, &pod, policy, required).err().unwrap_or(refusal),
-            node: self.settings.node.clone(),
+        let GpuWishes { selection, gpu_policy, .. } = self.wishes(uid)?;
+        let pod = PodRequest { selection, ..PodRequest::of_mains([request.claim.request]) };
+        let policy = self.settings.policy.clone().with(gpu_policy, None);
+        let placement = place(&open, &pod, &policy, required).map_err(|refusal| {
+            let (pod_name, container) = (request.pod_name.clone(), request.claim.container.clone());
+            // The granted GPUs have room, but the kubelet does not know yet that their devices are offered again.
+            if granted.len() == request.gpu_count() && granted.iter().all(has_room) {
+                return CallError::TooFewDevices { pod: pod_name, container, count, resource, gpus: granted };
+            }
+            CallError::DoesNotFit {
+                pod: pod_name,
+                container,
+                // The reason on the real node is more useful than one about closed GPUs.
+                refusal: place(state, &pod, &policy, required).err().unwrap_or(refusal),
+                node: self.settings.node.clone(),
+            }
         })?;
         Ok(placement.gpus.into_iter().next().unwrap_or_default())
     }
@@ -220,7 +230,6 @@ impl Allocator<'_> {
         request: &ContainerRequest,
         state: &NodeState,
         gpus: GpuSet,
-        hold: Hold,
     ) -> Result<(), CallError> {
         for index in gpus.iter() {
             let gpu = self.gpus.node.gpu(index).ok_or(CallError::UnknownGpu(index))?;
@@ -228,16 +237,42 @@ impl Allocator<'_> {
             if let Some(problem) = gpu.health.problem() {
                 return Err(CallError::Unhealthy { pod, container, gpu: index, problem });
             }
-            if !state.fits(index, hold) {
+            if !state.fits(index, self.gpus.node.hold(request.claim.request, index)) {
                 return Err(CallError::GpuIsFull { pod, container, gpu: index });
             }
         }
         Ok(())
     }
 
+    /// Verifies that the pod's annotations allow GPUs that the scheduler has not granted.
+    fn check_selected(
+        &self,
+        uid: &PodUid,
+        request: &ContainerRequest,
+        gpus: GpuSet,
+    ) -> Result<(), CallError> {
+        if gpus == request.granted {
+            return Ok(());
+        }
+        let selection = self.wishes(uid)?.selection;
+        let mut chosen = self.gpus.node.gpus().iter().filter(|gpu| gpus.contains(gpu.index));
+        match chosen.find(|gpu| !selection.accepts(gpu)) {
+            None => Ok(()),
+            Some(gpu) => {
+                let (pod, container) = (request.pod_name.clone(), request.claim.container.clone());
+                Err(CallError::NotSelected { pod, container, gpu: gpu.index })
+            }
+        }
+    }
+
+    /// Returns which GPUs a pod wants by its annotations.
+    fn wishes(&self, uid: &PodUid) -> Result<GpuWishes, CallError> {
+        Ok(gpu_wishes::parse(&self.pod(uid)?.metadata.annotations)?)
+    }
+
     fn enforcement(&self, uid: &PodUid, request: &ContainerRequest) -> Result<Enforcement, CallError> {
         let pod = self.pod(uid)?;
-        let hold = Hold::of(request.claim.request);
+        let hold = Hold::of(request.claim.request, MiB::ZERO);
         if hold != Hold::Whole {
             vcuda::ceiling(&pod.metadata.annotations)?;
         }
@@ -285,6 +320,13 @@ fn memory_units(pod: &Pod, container: &str) -> (u64, u64) {
     let all = || pod.spec.containers_with_roles();
     let own = all().find(|(c, _)| c.name == container).map_or(0, |(c, _)| units(c));
     (own, all().filter(|(_, role)| *role != ContainerRole::Init).map(|(c, _)| units(c)).sum())
+}
+
+/// Returns the priority that a container names in HAMi's dialect.
+fn priority(pod: &Pod, container: &str) -> Option<u64> {
+    let (container, _) = pod.spec.containers_with_roles().find(|(c, _)| c.name == container)?;
+    let amount = container.resources.limits.get(hami::PRIORITY);
+    amount.or_else(|| container.resources.requests.get(hami::PRIORITY))?.0.parse().ok()
 }
 
 /// Returns the state of the node with some GPUs fully booked.

@@ -20,6 +20,8 @@ enum Decision {
     Answer(CallAnswer),
     /// The answer follows when the shell has carried out an action.
     Deferred,
+    /// The container may start when other containers have returned memory. The error is the answer if they do not.
+    AwaitMemory(CallError),
 }
 
 impl Agent {
@@ -61,10 +63,14 @@ impl Agent {
 
     /// Tries to decide the pending calls again, after something has changed.
     pub(super) fn retry_calls(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        for call in self.calls.take_all() {
+        for mut call in self.calls.take_all() {
             match self.decide(now, &call, actions) {
                 Some(Decision::Answer(answer)) => actions.push(Action::Answer(call.id, answer)),
                 Some(Decision::Deferred) => {}
+                Some(Decision::AwaitMemory(_)) => {
+                    call.awaits_memory = true;
+                    self.calls.put_back(call);
+                }
                 None => self.calls.put_back(call),
             }
         }
@@ -76,6 +82,9 @@ impl Agent {
             match self.decide(now, &call, actions) {
                 Some(Decision::Answer(answer)) => actions.push(Action::Answer(call.id, answer)),
                 Some(Decision::Deferred) => {}
+                Some(Decision::AwaitMemory(error)) => {
+                    actions.push(Action::Answer(call.id, CallAnswer::Started(Err(error))));
+                }
                 None => {
                     let answer = self.calls.timeout_answer(&call.call, self.pods.is_complete());
                     actions.push(Action::Answer(call.id, answer));
@@ -200,6 +209,11 @@ impl Agent {
             .collect();
         match limits {
             Ok(limits) => {
+                // The pod may be new to the ledger.
+                self.lend(actions);
+                if let Some(error) = self.borrowed_memory(&limits) {
+                    return Some(Decision::AwaitMemory(error));
+                }
                 self.grants.begin(id, uid, &limits);
                 actions.push(Action::CreateGrants(id, limits));
                 Some(Decision::Deferred)
@@ -241,8 +255,14 @@ impl Agent {
         container: &str,
         role: ContainerRole,
     ) -> Result<NodeState, CallError> {
-        let holdings =
-            super::holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        let holdings = super::holdings(
+            &self.settings,
+            &self.inventory,
+            &self.pods,
+            &self.kubelet,
+            &self.admissions,
+            &self.claims,
+        );
         let ledger = self.ledger.except(uid, holdings);
         let state = holdings.beside(ledger, uid, container, role);
         state.ok_or_else(|| CallError::PodGone(uid.clone()))
@@ -260,9 +280,13 @@ impl Agent {
     }
 
     fn allocator(&self) -> Result<Allocator<'_>, CallError> {
+        let gpus = self.inventory.gpus().ok_or(CallError::GpusUnknown)?;
+        let uuids = self.publication.cordoned();
+        let cordoned = gpus.node.gpus().iter().filter(|gpu| uuids.contains(&*gpu.uuid.0));
         Ok(Allocator {
             settings: &self.settings,
-            gpus: self.inventory.gpus().ok_or(CallError::GpusUnknown)?,
+            gpus,
+            cordoned: cordoned.map(|gpu| gpu.index).collect(),
             pods: &self.pods,
             admissions: &self.admissions,
             node_labels: self.publication.node_labels(),

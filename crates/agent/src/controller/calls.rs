@@ -17,6 +17,9 @@ pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a call may stay undecided. The kubelet admits no other pod meanwhile.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// How long the start of a container may wait for borrowed memory. The kubelet itself waits 30 s.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Interval at which the pods are read from the API server while a call is undecided.
 const READ_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -44,9 +47,15 @@ pub(super) struct PendingCall {
     has_fresh_pods: bool,
     /// Whether the call has timed out and must be decided by what is known.
     pub(super) is_last_chance: bool,
+    /// Whether only memory that others have borrowed keeps the container from its start.
+    pub(super) awaits_memory: bool,
 }
 
 impl PendingCall {
+    fn timeout(&self) -> Duration {
+        if self.awaits_memory { MEMORY_TIMEOUT } else { CALL_TIMEOUT }
+    }
+
     pub(super) fn is_covered(&self) -> bool {
         self.is_covered
     }
@@ -75,8 +84,14 @@ pub(super) struct PendingCalls {
 }
 
 impl PendingCalls {
+    /// Returns whether no call waits for a list of the kubelet.
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.iter().all(|call| call.awaits_memory)
+    }
+
+    /// Returns whether a call waits for memory that others have borrowed.
+    pub(super) fn await_memory(&self) -> bool {
+        self.waiting.iter().any(|call| call.awaits_memory)
     }
 
     /// Returns the error of the last list, if it failed.
@@ -95,6 +110,7 @@ impl PendingCalls {
             is_covered: false,
             has_fresh_pods: false,
             is_last_chance: false,
+            awaits_memory: false,
         });
         self.request_list(actions);
     }
@@ -112,7 +128,7 @@ impl PendingCalls {
     /// Takes the calls out that have timed out.
     pub(super) fn take_expired(&mut self, now: EventTime) -> Vec<PendingCall> {
         let (mut expired, waiting): (Vec<_>, Vec<_>) =
-            self.take_all().into_iter().partition(|call| now.elapsed >= call.since + CALL_TIMEOUT);
+            self.take_all().into_iter().partition(|call| now.elapsed >= call.since + call.timeout());
         self.waiting = waiting;
         expired.iter_mut().for_each(|call| call.is_last_chance = true);
         expired
@@ -159,7 +175,7 @@ impl PendingCalls {
 
     /// Requests a list if calls wait for one, or if the routine comparison is due.
     pub(super) fn request_due_list(&mut self, now: EventTime, has_gpus: bool, actions: &mut Vec<Action>) {
-        if self.waiting.is_empty() {
+        if self.is_empty() {
             if now.elapsed >= self.last_list + ROUTINE_INTERVAL && has_gpus {
                 self.request_list(actions);
             }
@@ -173,7 +189,7 @@ impl PendingCalls {
     /// Returns the number of the newest call that the read covers.
     pub(super) fn start_due_read(&mut self, now: EventTime) -> Option<u64> {
         let since_read = self.last_read.map(|last| now.elapsed.saturating_sub(last));
-        if self.waiting.is_empty() || since_read.is_some_and(|since| since < READ_INTERVAL) {
+        if self.is_empty() || since_read.is_some_and(|since| since < READ_INTERVAL) {
             return None;
         }
         self.last_read = Some(now.elapsed);

@@ -5,8 +5,8 @@
 //! compute with allocatable minus requests, and that difference would be wrong.
 //!
 //! Only the holdings of other dialects are withdrawn. What pods of the same dialect hold is in the requests,
-//! and kube-scheduler must be able to evict these pods. The devices of pods on their way are not withdrawn:
-//! they are part of what the other dialects leave.
+//! and kube-scheduler must be able to evict these pods. A pod that is bound but has not started yet takes its
+//! devices from what the other dialects leave, so these devices stay offered.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use tessera_core::{
+    grant::Hold,
     node::{GpuRoom, NodeState},
     units::{GpuIndex, MiB, Percent},
 };
@@ -25,7 +26,7 @@ use tessera_wire::{
 
 use super::{
     EventTime,
-    holdings::{Holdings, PodHoldings},
+    holdings::{Holding, Holdings, PodHoldings},
 };
 
 /// How long a GPU must be held before devices are withdrawn.
@@ -159,8 +160,19 @@ fn held_by_others(
     pods: &[PodHoldings<'_>],
     mut state: NodeState,
 ) -> NodeState {
+    let is_split = holdings.gpus.is_some_and(|gpus| gpus.ids.slots().is_some());
+    let is_own = |held: &Holding| match (held.dialect, dialect) {
+        // A container with a whole GPU has one of the GPU's devices, and the others are of no use.
+        (Dialect::Nvidia | Dialect::Hami, Dialect::Nvidia) if is_split => {
+            held.grant.holds.iter().all(|(_, hold)| *hold != Hold::Whole)
+        }
+        (held, own) => held == own,
+    };
     for pod in pods.iter().filter(|pod| !pod.is_ending) {
-        state.add(&holdings.grant_of(pod, |held| held.dialect != dialect));
+        state.add(&holdings.grant_of(pod, |held| !is_own(held)));
+    }
+    for claim in holdings.gpus.into_iter().flat_map(|gpus| holdings.claims.grants(holdings.node, gpus)) {
+        state.add(&claim);
     }
     state
 }
@@ -186,7 +198,7 @@ pub(super) fn withdrawn_devices(
     let gpus = others.node().gpus().iter().map(|gpu| gpu.index);
     let of = |gpu: GpuIndex| {
         let all = ids.per_gpu(resource, gpu);
-        let excess = all - units_left(resource, all, ids.unit().mib(), others, gpu);
+        let excess = all - units_left(resource, all, ids, others, gpu);
         let free = (0..all).rev().map(move |number| (gpu, number)).filter(|device| !given.contains(device));
         free.take(usize::try_from(excess).unwrap_or(usize::MAX))
     };
@@ -194,15 +206,23 @@ pub(super) fn withdrawn_devices(
 }
 
 /// Returns how many of the `all` devices of a GPU are left beside the holdings of `others`.
-fn units_left(resource: Resource, all: u64, unit_mib: u64, others: &NodeState, gpu: GpuIndex) -> u64 {
+fn units_left(resource: Resource, all: u64, ids: &DeviceIds, others: &NodeState, gpu: GpuIndex) -> u64 {
     let (used, GpuRoom { compute_percent, memory }) = (others.used(gpu), others.room(gpu));
     if used.is_none() {
         return all;
     }
     let left = match resource {
-        Resource::NvidiaGpu | Resource::AliyunGpu => 0,
         _ if used.whole => 0,
-        Resource::GpuMemory => memory.0 / unit_mib,
+        // A device for a part of a GPU needs memory. Its compute may be what others leave.
+        Resource::NvidiaGpu if ids.slots().is_some() => {
+            if memory > MiB::ZERO {
+                all
+            } else {
+                0
+            }
+        }
+        Resource::NvidiaGpu | Resource::AliyunGpu => 0,
+        Resource::GpuMemory => memory.0 / ids.unit().mib(),
         // A share needs compute and at least one block of memory.
         Resource::VcudaCore if memory < vcuda::BLOCK => 0,
         Resource::VcudaMemory if compute_percent == Percent::ZERO => 0,

@@ -8,6 +8,7 @@ use tessera_core::{
 use tessera_wire::{
     foreign::{dialect::vcuda::BadCeiling, pod_spec::BadPod},
     kubelet::device_id::Resource,
+    tessera::gpu_wishes::BadWish,
 };
 
 /// A failed operation of the shell.
@@ -88,6 +89,9 @@ pub enum CallError {
     /// The ceiling of the pod's shares cannot be parsed.
     #[error(transparent)]
     BadCeiling(#[from] BadCeiling),
+    /// The pod's annotations about the choice of GPUs cannot be parsed.
+    #[error(transparent)]
+    BadWish(#[from] BadWish),
     /// The container requests no GPU.
     #[error("container {0} asks for no GPU")]
     NoGpuRequested(String),
@@ -155,6 +159,18 @@ pub enum CallError {
         /// Index of the GPU.
         gpu: GpuIndex,
     },
+    /// The kubelet chose a GPU that the pod's annotations exclude.
+    #[error(
+        "pod {pod}, container {container}: the kubelet chose GPU {gpu}, which the pod's annotations exclude"
+    )]
+    NotSelected {
+        /// Namespace and name of the pod.
+        pod: String,
+        /// Name of the container.
+        container: String,
+        /// Index of the GPU.
+        gpu: GpuIndex,
+    },
     /// The kubelet chose devices that do not form what the container requests.
     #[error(
         "pod {pod}, container {container}: the kubelet chose {resource} of GPU {gpus}, {mismatch}; \
@@ -201,6 +217,14 @@ pub enum CallError {
         resource: Resource,
         /// Missing information.
         cause: Undecided,
+    },
+    /// Other containers still use memory that they had borrowed. The kubelet tries again.
+    #[error("waits until pod {pod} has returned memory of GPU {gpu} that it had borrowed")]
+    MemoryBorrowed {
+        /// Index of the GPU.
+        gpu: GpuIndex,
+        /// Namespace and name of the pod that has borrowed most.
+        pod: String,
     },
     /// The limits of the container cannot be written.
     #[error("cannot write the limits of the container: {0}")]

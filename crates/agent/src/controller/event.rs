@@ -5,12 +5,17 @@ use std::{collections::BTreeSet, time::Duration};
 use tessera_core::units::PodUid;
 use tessera_node::{
     device_plugin::PreferenceRequest,
+    dra::ClaimReference,
     gpus::{DiscoveredGpus, Incident},
     pod_resources::PodDevices,
 };
 use tessera_wire::{
-    foreign::objects::{self, Pod},
+    foreign::{
+        dra::{ResourceClaim, SliceSpec},
+        objects::{self, Pod},
+    },
     kubelet::device_id::Resource,
+    tessera::dra::PreparedClaim,
 };
 
 #[cfg(doc)]
@@ -77,6 +82,24 @@ pub enum Event {
     NodePatched(Result<(), ShellError>),
     /// Result of [`Action::SetUnhealthy`].
     UnhealthySet(Result<(), ShellError>),
+    /// Records of claims that an earlier agent has prepared. Comes before the first call of the kubelet.
+    ClaimsOnDisk(Vec<PreparedClaim>),
+    /// The kubelet calls `NodePrepareResources` for this claim.
+    PrepareClaim(CallId, ClaimReference),
+    /// The kubelet calls `NodeUnprepareResources` for this claim.
+    UnprepareClaim(CallId, ClaimReference),
+    /// Answer to [`Action::ReadClaim`].
+    ClaimRead(ClaimReference, Result<Box<ResourceClaim>, ShellError>),
+    /// Result of [`Action::StoreClaim`] for the claim with this UID.
+    ClaimStored(String, Result<(), ShellError>),
+    /// Result of [`Action::RemoveClaim`].
+    ClaimRemoved(CallId, Result<(), ShellError>),
+    /// The ResourceSlice of this node, as the watch reports it.
+    Slice(Option<Box<SliceSpec>>),
+    /// Result of [`Action::WriteSlice`]: the slice as the API server has stored it.
+    SliceWritten(Result<Box<SliceSpec>, ShellError>),
+    /// The agent shall end, and first let schedulers and the kubelet know.
+    StopRequested,
     /// Time has passed.
     Tick,
 }

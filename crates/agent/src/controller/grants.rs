@@ -83,6 +83,27 @@ impl GrantDirectories {
         self.retry_at.is_some_and(|at| now.elapsed >= at)
     }
 
+    /// Returns whether the last limits of a container could not be written.
+    pub(super) fn is_unwritten(&self, container: &PodContainer) -> bool {
+        self.unwritten.contains(container)
+    }
+
+    /// Changes the memory of a GPU that a container may use.
+    pub(super) fn set_memory(
+        &mut self,
+        container: &PodContainer,
+        uuid: UuidBytes,
+        memory: Bytes,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(limits) = self.limits.get_mut(container) else { return };
+        if let Some(gpu) = limits.gpus.iter_mut().find(|gpu| gpu.uuid == uuid && gpu.memory != memory) {
+            gpu.memory = memory;
+            self.unwritten.remove(container);
+            actions.push(Action::UpdateGrant(Box::new(limits.clone())));
+        }
+    }
+
     /// Returns whether a container of the pod has started under this agent.
     pub(super) fn has_started(&self, uid: &PodUid) -> bool {
         self.started.contains(uid)
@@ -132,12 +153,12 @@ impl GrantDirectories {
         }
     }
 
-    /// Returns the limits that a container gets: those that follow from its pod now, with the size of contexts that was
-    /// measured, and the ceiling that it was first granted unless changes are allowed. Otherwise the owner of a pod
-    /// could lift its own limit.
+    /// Returns the limits that a container gets: those that follow from its pod now, with the size of contexts that
+    /// was measured, the memory that the container has borrowed, and the ceiling that it was first granted unless
+    /// changes are allowed. Otherwise the owner of a pod could lift its own limit.
     pub(super) fn granted(&self, limits: ContainerLimits, isolation: &Isolation) -> ContainerLimits {
         let Some(known) = self.limits.get(&limits.key()) else { return limits };
-        let limits = limits.with_contexts_of(known);
+        let limits = limits.with_contexts_of(known).with_loans_of(known);
         if isolation.allow_ceiling_changes { limits } else { limits.with_ceilings_of(known) }
     }
 

@@ -59,7 +59,11 @@ impl Agent {
                 return Dirty::Node;
             }
             Event::Tick => return self.on_tick(now, actions),
-            Event::StreamOpened(resource) => self.on_stream_opened(resource),
+            Event::StreamOpened(resource) => self.on_stream_opened(now, resource),
+            Event::StopRequested => {
+                self.on_stop_requested(now, actions);
+                return Dirty::Node;
+            }
             Event::PluginSocketFailed(resource, reason) => {
                 self.diagnostics.socket_failed(resource, reason, actions);
             }
@@ -68,7 +72,18 @@ impl Agent {
             Event::PreStart(call, resource, ids) => {
                 self.calls.add(now, call, KubeletCall::PreStart(resource, ids), actions);
             }
-            Event::GrantsOnDisk(pods, limits) => self.grants.found(pods, limits),
+            Event::GrantsOnDisk(pods, limits) => {
+                self.loans.found(&pods);
+                self.grants.found(pods, limits);
+            }
+            Event::ClaimsOnDisk(claims) => self.on_claims_on_disk(claims),
+            Event::PrepareClaim(call, claim) => self.on_prepare(call, claim, actions),
+            Event::UnprepareClaim(call, claim) => self.on_unprepare(call, &claim, actions),
+            Event::ClaimRead(claim, read) => self.on_claim_read(now, &claim, read, actions),
+            Event::ClaimStored(uid, outcome) => self.on_claim_stored(&uid, outcome, actions),
+            Event::ClaimRemoved(call, outcome) => self.on_claim_removed(now, call, outcome, actions),
+            Event::Slice(observed) => self.on_slice(observed.map(|slice| *slice)),
+            Event::SliceWritten(outcome) => self.on_slice_written(now, outcome, actions),
             Event::GrantUpdated(limits, outcome) => self.grants.updated(now, &limits, outcome, actions),
             Event::AccountFileGrew(container, bytes) => {
                 self.overruns.report(now, &self.pods, container, bytes, actions);
@@ -84,11 +99,16 @@ impl Agent {
                         &self.pods,
                         &self.kubelet,
                         &self.admissions,
+                        &self.claims,
                     ),
                     grants: &self.grants,
                     node_labels: self.publication.node_labels(),
                 };
                 self.usage.check(now, &sample, granted, actions);
+                self.follow_loans(now, &sample, actions);
+                if self.calls.await_memory() {
+                    self.retry_calls(now, actions);
+                }
             }
         }
         Dirty::Nothing
@@ -119,7 +139,14 @@ impl Agent {
         if !self.settings.withdraw_held || !is_known || !self.capacity.is_due(now, is_tick) {
             return;
         }
-        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        let holdings = holdings(
+            &self.settings,
+            &self.inventory,
+            &self.pods,
+            &self.kubelet,
+            &self.admissions,
+            &self.claims,
+        );
         if self.capacity.reconcile(now, self.settings.resources(), holdings) {
             self.inventory.publish_devices(self.settings.resources(), self.capacity.published(), actions);
         }
@@ -158,7 +185,8 @@ impl Agent {
         if is_changed || !self.calls.is_empty() { Dirty::Pods } else { Dirty::Nothing }
     }
 
-    fn on_stream_opened(&mut self, resource: Resource) {
+    fn on_stream_opened(&mut self, now: EventTime, resource: Resource) {
+        self.availability.stream_opened(now);
         self.diagnostics.socket_works(resource);
         self.kubelet.open_stream(resource);
         self.admissions.begin_session();
@@ -194,6 +222,7 @@ impl Agent {
         let is_restored = self.inventory.restore_quiet(now, actions);
         let gpus = self.gpus_changed(is_restored, actions);
         self.expire_calls(now, actions);
+        self.retry_waiting_claims(now, actions);
         let has_gpus = self.inventory.gpus().is_some();
         self.calls.request_due_list(now, has_gpus, actions);
         if !self.pods.is_reading()
@@ -204,11 +233,12 @@ impl Agent {
         }
         let list_error = self.calls.list_error();
         self.diagnostics.check_kubelet(now, &self.settings, &self.kubelet, list_error, has_gpus, actions);
+        let serves_now = self.availability.update(now, &self.settings, &self.kubelet, &self.pods);
         if is_restored {
             return gpus;
         }
         let are_pods_due = self.grants.is_retry_due(now) || self.patches.is_retry_due(now);
-        match (are_pods_due, self.publication.is_retry_due(now)) {
+        match (are_pods_due, serves_now || self.publication.is_retry_due(now)) {
             (false, false) => Dirty::Nothing,
             (true, false) => Dirty::Pods,
             (false, true) => Dirty::Node,
@@ -226,17 +256,26 @@ impl Agent {
         if self.inventory.gpus().is_none() || !self.kubelet.has_listed() {
             return;
         }
-        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        let holdings = holdings(
+            &self.settings,
+            &self.inventory,
+            &self.pods,
+            &self.kubelet,
+            &self.admissions,
+            &self.claims,
+        );
         self.grants.reconcile(now, holdings, &self.settings.isolation, only, actions);
         for (uid, pod) in self.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
             self.bad_annotations.report(uid, pod, &self.pods, actions);
             let missing = missing_annotations(now, holdings, &self.grants, uid, pod);
             self.patches.reconcile(now, uid, pod, missing, actions);
         }
+        self.lend(actions);
         let may_have_ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
         if self.pods.is_complete() && may_have_ended {
             let active: BTreeSet<PodUid> = self.pods.active().map(|(uid, _)| uid.clone()).collect();
-            self.grants.remove_ended(&active, actions);
+            let kept = active.iter().cloned().chain(self.claims.uids()).collect();
+            self.grants.remove_ended(&kept, actions);
             self.patches.remove_ended(&active);
             self.overruns.remove_ended(&active);
             self.bad_annotations.remove_ended(&active);

@@ -27,6 +27,7 @@ use tessera_wire::{
 
 use super::{
     admission::Admissions,
+    dra::Claims,
     inventory::NodeGpus,
     kubelet::KubeletView,
     pods::{PodGpus, Pods, has_ended, name_of},
@@ -89,6 +90,7 @@ pub(super) struct Holdings<'a> {
     pub(super) pods: &'a Pods,
     pub(super) kubelet: &'a KubeletView,
     pub(super) admissions: &'a Admissions,
+    pub(super) claims: &'a Claims,
 }
 
 impl<'a> Holdings<'a> {
@@ -102,11 +104,13 @@ impl<'a> Holdings<'a> {
         };
         let entry = self.entry_of(uid, pod);
         let holding = |claim: &Claim| {
-            let hold = Hold::of(claim.request);
             let grant = |gpus: BTreeSet<GpuIndex>| ContainerGrant {
                 container: claim.container.clone(),
                 role: claim.role,
-                holds: gpus.into_iter().map(|gpu| (gpu, hold)).collect(),
+                holds: self
+                    .gpus
+                    .map(|node| node.node.holds(claim.request, gpus.into_iter().collect()))
+                    .unwrap_or_default(),
             };
             let listed = entry.and_then(|entry| entry.containers.iter().find(|c| c.name == claim.container));
             for resource in Resource::of(claim.dialect) {
@@ -197,6 +201,9 @@ impl<'a> Holdings<'a> {
         ledger.set_node(gpus.node.clone());
         for pod in self.all() {
             ledger.observe(self.grant_of(&pod, |_| true));
+        }
+        for claim in self.claims.grants(self.node, gpus) {
+            ledger.observe(claim);
         }
         ledger
     }

@@ -56,6 +56,7 @@ impl NodeGpus {
             gpus: self.node.gpus().to_vec(),
             topology: self.node.topology().clone(),
             memory_unit: self.ids.unit(),
+            nvidia_slots: self.ids.slots(),
         }
     }
 }
@@ -65,6 +66,7 @@ impl NodeGpus {
 pub(super) struct GpuInventory {
     node: NodeName,
     requested_unit: MemoryUnit,
+    nvidia_slots: Option<u16>,
     gpus: Option<NodeGpus>,
     discovery_error: Option<ShellError>,
     health: GpuHealth,
@@ -79,6 +81,7 @@ impl GpuInventory {
         Self {
             node: settings.node.clone(),
             requested_unit: settings.memory_unit,
+            nvidia_slots: settings.slots(),
             gpus: None,
             discovery_error: None,
             health: GpuHealth::new(settings.quiet_time, settings.ignored_xids.clone()),
@@ -197,7 +200,7 @@ impl GpuInventory {
             let device = |(id, index, number)| {
                 let gpu = gpus.node.gpu(index)?;
                 // The library cannot hold a container to a share of an instance.
-                let can_serve = resource.is_whole() || !is_instance(gpu);
+                let can_serve = gpus.ids.is_whole(resource) || !is_instance(gpu);
                 let healthy =
                     gpu.health.is_healthy() && can_serve && !withdrawn.contains(resource, index, number);
                 Some(PluginDevice { id, healthy, numa_node: gpu.numa.map(i64::from) })
@@ -287,7 +290,7 @@ impl GpuInventory {
     fn withdrawal(&self, found: &DiscoveredGpus, gpu: &Gpu) -> Option<&'static str> {
         let has_instances = || found.instances.iter().any(|instance| instance.gpu_uuid == gpu.uuid);
         match (gpu.health, self.mig_strategy) {
-            (Health::Healthy | Health::Unhealthy, _) | (Health::InMigMode, MigStrategy::Single) => None,
+            (Health::Healthy | Health::Unhealthy | Health::Cordoned, _) | (Health::InMigMode, MigStrategy::Single) => None,
             (Health::InMigMode, MigStrategy::None) => Some(
                 "a GPU is in MIG mode and is not offered; offer its instances with --mig-strategy mixed or single, or \
                  disable MIG mode with nvidia-smi -mig 0",
@@ -327,7 +330,7 @@ impl GpuInventory {
         let (cpu, memory) = (MilliCpu(u64::MAX), MiB(u64::MAX));
         match Node::new(self.node.clone(), gpus, found.topology.clone(), cpu, memory) {
             Ok(node) => {
-                let ids = DeviceIds::new(&found.gpus, unit);
+                let ids = DeviceIds::new(&found.gpus, unit).with_slots(self.nvidia_slots);
                 self.gpus = Some(NodeGpus { found, ids, node });
             }
             Err(error) => {

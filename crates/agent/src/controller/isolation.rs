@@ -30,6 +30,8 @@ pub struct Isolation {
     /// Whether a change of a running pod's ceiling counts. Otherwise the ceiling stays as it was when
     /// the container was granted.
     pub allow_ceiling_changes: bool,
+    /// Whether containers may borrow memory that no pod was granted, as the annotation of their pod says.
+    pub lend_memory: bool,
     /// Meaning of a percentage of compute.
     pub meaning: ShareMeaning,
     /// Treatment of processes that use more than they were granted.
@@ -199,6 +201,7 @@ mod tests {
             serve_shares: true,
             allow_opt_out,
             allow_ceiling_changes: false,
+            lend_memory: true,
             meaning: ShareMeaning::Time,
             on_escape: OnEscape::Report,
         }

@@ -42,6 +42,16 @@ impl ContainerLimits {
         self
     }
 
+    /// Returns the same limits with the memory that was lent to the container. Only the rules of loans change it.
+    pub(super) fn with_loans_of(mut self, known: &Self) -> Self {
+        for gpu in &mut self.gpus {
+            if let Some(before) = known.gpus.iter().find(|before| before.uuid == gpu.uuid) {
+                gpu.memory = gpu.memory.max(before.memory);
+            }
+        }
+        self
+    }
+
     /// Returns the same limits with the ceilings that were granted before. GPUs without earlier
     /// limits keep theirs.
     pub(super) fn with_ceilings_of(mut self, granted: &Self) -> Self {

@@ -12,6 +12,7 @@ use tessera_node::{
     device_plugin::PluginDevice,
     gpus::{DiscoveredGpus, GpuInstance},
 };
+use tessera_wire::foreign::pod_spec::MIG_PREFIX;
 
 /// How instances of GPUs in MIG mode are offered. The names are those of NVIDIA's device plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,5 +113,5 @@ pub(super) fn offers(found: &DiscoveredGpus, is_usable: impl Fn(&GpuUuid) -> boo
 
 /// Returns the resource of a profile. A name in Kubernetes has no `+`, as in the profile `1g.10gb+me`.
 fn resource_name(profile: &str) -> String {
-    format!("nvidia.com/mig-{}", profile.replace('+', "."))
+    format!("{MIG_PREFIX}{}", profile.replace('+', "."))
 }

@@ -71,7 +71,8 @@ impl HolderFinder<'_> {
     ///
     /// It may start again if it has whole GPUs, or if its limits are still on the node.
     pub(super) fn may_restart(&self, resource: Resource, ids: &BTreeSet<String>) -> bool {
-        let Holdings { pods, kubelet, .. } = self.holdings;
+        let Holdings { pods, kubelet, gpus, .. } = self.holdings;
+        let slots = gpus.and_then(|gpus| gpus.ids.slots());
         if pods.is_complete() {
             return false;
         }
@@ -79,16 +80,18 @@ impl HolderFinder<'_> {
             kubelet.listed().iter().flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
         containers.any(|(pod, container)| {
             container.ids.get(resource.name()) == Some(ids)
-                && (has_whole_gpus(container)
+                && (has_whole_gpus(container, slots)
                     || self.grants.has_limits_named(&pod.namespace, &pod.name, &container.name))
         })
     }
 }
 
-/// Returns whether a container has whole GPUs, by the number of its devices.
-fn has_whole_gpus(container: &ContainerDevices) -> bool {
+/// Returns whether a container has whole GPUs, by the number of its devices. A device of `nvidia.com/gpu` may be
+/// a part of one if there are `slots`.
+fn has_whole_gpus(container: &ContainerDevices, slots: Option<u16>) -> bool {
     let count = |resource: Resource| container.ids.get(resource.name()).map_or(0, BTreeSet::len);
     let compute_percent = count(Resource::VcudaCore);
-    count(Resource::NvidiaGpu) + count(Resource::AliyunGpu) > 0
+    (slots.is_none() && count(Resource::NvidiaGpu) > 0)
+        || count(Resource::AliyunGpu) > 0
         || (compute_percent > 0 && compute_percent.is_multiple_of(100))
 }

@@ -2,7 +2,10 @@
 //!
 //! The agent writes only what differs from the node's object.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tessera_wire::{
     foreign::{
@@ -12,11 +15,13 @@ use tessera_wire::{
     },
     tessera::{
         agent_address::{self, AgentAddress},
-        inventory,
+        gpu_cordon, inventory,
     },
 };
 
-use super::{Action, AgentSettings, EventTime, ShellError, Warning, inventory::NodeGpus};
+use super::{
+    Action, AgentSettings, EventTime, ShellError, Warning, availability::Phase, inventory::NodeGpus,
+};
 
 /// Label in which Kubernetes and clouds store the instance type of a node.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
@@ -66,6 +71,28 @@ impl NodePublication {
     /// Returns the labels of the node, if its object is known.
     pub(super) fn node_labels(&self) -> Option<&BTreeMap<String, String>> {
         self.node.as_ref().map(|node| &node.metadata.labels)
+    }
+
+    /// Returns the UUIDs of GPUs that an admin keeps free of new pods.
+    pub(super) fn cordoned(&self) -> BTreeSet<&str> {
+        self.node.as_ref().map(|node| gpu_cordon::cordoned(&node.metadata.annotations)).unwrap_or_default()
+    }
+
+    /// Returns the UID of the node's object, if it exists.
+    pub(super) fn node_uid(&self) -> Option<String> {
+        self.node.as_ref().map(|node| node.metadata.uid.clone())
+    }
+
+    /// Returns whether the node's object says that this agent does not serve pods.
+    pub(super) fn is_unavailable(&self, settings: &AgentSettings) -> bool {
+        let identity = settings.advertise.as_ref().map(AgentAddress::identity);
+        let announced = |node: &Node| node.metadata.annotations.get(agent_address::UNAVAILABLE_KEY).cloned();
+        identity.is_some() && self.node.as_ref().and_then(announced) == identity
+    }
+
+    /// Returns whether the last write to the node has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.retry_at.is_some()
     }
 
     /// Takes over the current object of the node.
@@ -125,13 +152,14 @@ impl NodePublication {
         &mut self,
         now: EventTime,
         settings: &AgentSettings,
+        phase: Phase,
         gpus: Option<&NodeGpus>,
         actions: &mut Vec<Action>,
     ) {
         let (Some(node), Some(gpus)) = (&self.node, gpus) else { return };
         let may_write = |retry_at: Option<Duration>| retry_at.is_none_or(|at| now.elapsed >= at);
         if !self.is_in_flight && may_write(self.retry_at) {
-            let patch = node_patch(node, settings, gpus);
+            let patch = node_patch(node, settings, phase, gpus);
             if !patch.is_empty() && self.written.as_ref() != Some(&patch) {
                 self.is_in_flight = true;
                 self.written = Some(patch.clone());
@@ -151,7 +179,7 @@ impl NodePublication {
 }
 
 /// Returns what the node's object lacks.
-fn node_patch(node: &Node, settings: &AgentSettings, gpus: &NodeGpus) -> NodePatch {
+fn node_patch(node: &Node, settings: &AgentSettings, phase: Phase, gpus: &NodeGpus) -> NodePatch {
     let mut patch = NodePatch::default();
     let mut annotate = |key: &str, value: String| {
         if node.metadata.annotations.get(key) != Some(&value) {
@@ -162,7 +190,16 @@ fn node_patch(node: &Node, settings: &AgentSettings, gpus: &NodeGpus) -> NodePat
     if let Some(topology) = gpu_topology::print(gpus.node.topology()) {
         annotate(gpu_topology::KEY, topology);
     }
-    if let Some(AgentAddress { url, certificate }) = &settings.advertise {
+    if let Some(address @ AgentAddress { url, certificate }) = &settings.advertise {
+        let announced = node.metadata.annotations.get(agent_address::UNAVAILABLE_KEY);
+        let is_announced = announced.is_some_and(|identity| !identity.is_empty());
+        match phase {
+            Phase::Stopping => annotate(agent_address::UNAVAILABLE_KEY, address.identity()),
+            // The announcement of the agent before this one must not end with the new address.
+            Phase::Starting if is_announced => annotate(agent_address::UNAVAILABLE_KEY, address.identity()),
+            Phase::Serving if is_announced => annotate(agent_address::UNAVAILABLE_KEY, String::new()),
+            Phase::Starting | Phase::Serving => {}
+        }
         annotate(agent_address::URL_KEY, url.clone());
         // Without a certificate, the value of an earlier agent is cleared.
         let fingerprint = certificate.iter().flatten().next().map(ToString::to_string);

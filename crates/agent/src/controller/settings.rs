@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -24,6 +25,8 @@ pub struct AgentSettings {
     pub dialects: Vec<Dialect>,
     /// Requested size of one unit of `aliyun.com/gpu-mem`.
     pub memory_unit: MemoryUnit,
+    /// Devices of `nvidia.com/gpu` per GPU, if HAMi's dialect is served.
+    pub nvidia_slots: u16,
     /// Whether devices of a dialect are withdrawn while other dialects hold their GPUs.
     pub withdraw_held: bool,
     /// How instances of GPUs in MIG mode are offered.
@@ -34,6 +37,8 @@ pub struct AgentSettings {
     pub injection: InjectionSettings,
     /// Directory in which plugins and the kubelet find each other.
     pub registration: RegistrationMode,
+    /// How claims of dynamic resource allocation are served, or `None` if they are not.
+    pub claims: Option<ClaimSettings>,
     /// How containers are held to their shares.
     pub isolation: Isolation,
     /// Grants directory on the node.
@@ -52,9 +57,28 @@ pub struct AgentSettings {
     pub advertise: Option<AgentAddress>,
 }
 
+/// Where the files and sockets of claims are.
+#[derive(Clone, Debug)]
+pub struct ClaimSettings {
+    /// Directory with CDI specifications, which the container runtime reads.
+    pub cdi_directory: PathBuf,
+    /// Directory in which the kubelet looks for registration sockets.
+    pub registry: PathBuf,
+    /// Directory for the sockets of drivers.
+    pub plugins: PathBuf,
+}
+
 impl AgentSettings {
     /// Returns the resources of the served dialects.
     pub fn resources(&self) -> impl Iterator<Item = Resource> {
-        Resource::ALL.into_iter().filter(|resource| self.dialects.contains(&resource.dialect()))
+        let is_served = |resource: &Resource| {
+            self.dialects.iter().any(|dialect| Resource::of(*dialect).any(|served| served == *resource))
+        };
+        Resource::ALL.into_iter().filter(is_served)
+    }
+
+    /// Returns the number of `nvidia.com/gpu` devices per GPU, or `None` if each GPU is one device.
+    pub(super) fn slots(&self) -> Option<u16> {
+        self.dialects.contains(&Dialect::Hami).then_some(self.nvidia_slots)
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use tessera_core::{gpu::GpuUuid, grant::Hold, units::GpuIndex};
 use tessera_limits::UuidBytes;
-use tessera_wire::foreign::objects::Pod;
+use tessera_wire::{foreign::objects::Pod, tessera::memory_limit};
 
 use super::{
     AccountSample, Action, AgentSettings, DutyCycle, Escape, EventTime, GpuProcess, LibraryMapping,
@@ -39,7 +39,7 @@ const RESUMING_TIME: Duration = Duration::from_secs(30);
 
 /// Memory that the driver may allocate for a container beyond its limit before the agent can know:
 /// modules and local memory.
-const TOLERATED_BYTES: u64 = 256 << 20;
+pub(super) const TOLERATED_BYTES: u64 = 256 << 20;
 
 /// Results of earlier checks.
 #[derive(Debug, Default)]
@@ -366,12 +366,14 @@ impl Granted<'_> {
     fn hold(&self, tenant: &Tenant<'_>, pod: &Pod) -> Option<Hold> {
         let (uid, container) = tenant.container;
         let holdings = self.holdings.of_pod(uid, pod);
-        let held = holdings.iter().find(|held| held.grant.container == *container)?;
+        let gpus = self.holdings.gpus?;
+        let by_claims = self.holdings.claims.of_container(gpus, pod, container);
+        let own = holdings.iter().filter(|held| held.grant.container == *container);
         let is_gpu = |(index, _): &&(GpuIndex, _)| {
-            let known = self.holdings.gpus.and_then(|gpus| gpus.node.gpu(*index));
-            known.is_some_and(|known| known.uuid == *tenant.gpu)
+            gpus.node.gpu(*index).is_some_and(|known| known.uuid == *tenant.gpu)
         };
-        held.grant.holds.iter().find(is_gpu).map(|(_, hold)| *hold)
+        let mut held = own.flat_map(|held| &held.grant.holds).chain(&by_claims);
+        held.find(is_gpu).map(|(_, hold)| *hold)
     }
 
     /// Adds processes without the library, memory over the limit and time over the share to `cases`.
@@ -431,6 +433,9 @@ impl Granted<'_> {
             }
         }
         if is_limited {
+            // Borrowed memory is no escape. Borrowers that keep too much are treated by the rules of loans.
+            let limit = memory_limit::parse(&pod.metadata.annotations).ok().flatten().unwrap_or_default();
+            let memory = memory.max(limit);
             let used = tenant.processes.iter().filter_map(|process| process.bytes).sum::<u64>();
             if used > (memory.0 << 20).saturating_add(TOLERATED_BYTES) {
                 let (used, given) = (used >> 20, memory.0);

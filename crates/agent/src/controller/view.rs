@@ -2,7 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use tessera_core::{gpu::GpuUuid, grant::Hold, node::NodeState, units::PodUid};
+use tessera_core::{
+    gpu::GpuUuid,
+    grant::{ContainerGrant, Hold},
+    node::NodeState,
+    units::PodUid,
+};
+use tessera_limits::{Bytes, GpuLimit, UuidBytes};
 use tessera_wire::{
     foreign::{
         dialect::Dialect,
@@ -82,6 +88,9 @@ pub struct ContainerView {
     pub dialect: Option<Dialect>,
     /// Indexes of the GPUs, and what the container holds of each.
     pub gpus: Vec<(u8, Hold)>,
+    /// Memory of each GPU that the container may use now, where that is limited: what it was granted, and what it may
+    /// borrow.
+    pub memory_limits: Vec<(u8, Bytes)>,
     /// Whether the kubelet lists the devices.
     pub listed: bool,
 }
@@ -109,6 +118,17 @@ impl Agent {
         }
     }
 
+    /// Returns the memory of each GPU that a container may use now, as its limits say.
+    fn memory_limits(&self, uid: &PodUid, grant: &ContainerGrant) -> Vec<(u8, Bytes)> {
+        let Some(limits) = self.grants.limits_of(&(uid.clone(), grant.container.clone())) else {
+            return Vec::new();
+        };
+        let gpus = self.inventory.gpus().map(|gpus| gpus.node.gpus()).unwrap_or_default();
+        let index = |uuid: UuidBytes| gpus.iter().find(|gpu| UuidBytes::parse(&gpu.uuid.0) == Some(uuid));
+        let memory = |limit: &GpuLimit| Some((index(limit.uuid)?.index.0, limit.memory));
+        limits.gpus.iter().filter_map(memory).collect()
+    }
+
     /// Returns the agent's state, for its pages and metrics.
     #[must_use]
     pub fn view(&mut self) -> View {
@@ -129,9 +149,13 @@ impl Agent {
                     container: held.grant.container.clone(),
                     dialect: claim.map(|claim| claim.dialect),
                     gpus: held.grant.holds.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
+                    memory_limits: self.memory_limits(uid, &held.grant),
                     listed: held.source == Source::Listed,
                 });
             }
+        }
+        for (uid, pod) in self.pods.active() {
+            containers.extend(self.claim_views(uid, pod));
         }
         let escapes = self.usage.escapes().iter();
         // Processes of a pod that is ending lose their grant before they end.
@@ -159,6 +183,41 @@ impl Agent {
                 })
                 .collect(),
         }
+    }
+}
+
+impl Agent {
+    /// Returns the containers of a pod that hold GPUs by claims.
+    fn claim_views(&self, uid: &PodUid, pod: &Pod) -> Vec<ContainerView> {
+        let Some(gpus) = self.inventory.gpus() else { return Vec::new() };
+        let containers: BTreeSet<&str> = pod.claimed_requests().map(|used| used.container).collect();
+        let view = |container: &str| {
+            let held = self.claims.of_container(gpus, pod, container);
+            (!held.is_empty()).then(|| ContainerView {
+                uid: uid.clone(),
+                namespace: pod.metadata.namespace.clone(),
+                pod: pod.metadata.name.clone(),
+                cluster: pod.metadata.annotations.get("clusterName").cloned().unwrap_or_default(),
+                user: submitter(pod),
+                container: container.to_owned(),
+                dialect: None,
+                gpus: held.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
+                memory_limits: held
+                    .iter()
+                    .filter_map(|(gpu, hold)| Some((gpu.0, claimed_memory(*hold)?)))
+                    .collect(),
+                listed: true,
+            })
+        };
+        containers.into_iter().filter_map(view).collect()
+    }
+}
+
+/// Returns the memory that a container may use of a GPU which it holds by a claim, where that is limited.
+fn claimed_memory(hold: Hold) -> Option<Bytes> {
+    match hold {
+        Hold::Share { memory, .. } => Some(Bytes(memory.0 << 20)),
+        Hold::Whole => None,
     }
 }
 

@@ -10,6 +10,7 @@ use tessera_core::{
     units::{MiB, Percent},
 };
 use tessera_node::gpus::{GpuMemory, MigInstance, Sensors};
+use tessera_serve::CertificateExpiry;
 use tessera_wire::foreign::dialect::Dialect;
 
 use super::{ContainerKey, ShareReport, Split, Tally};
@@ -32,6 +33,8 @@ pub struct Snapshot {
     pub processes: Vec<ProcessSnapshot>,
     /// Availability of the data sources.
     pub sources: Sources,
+    /// Ends of the certificates with which the pages are served.
+    pub certificates: Vec<CertificateExpiry>,
 }
 
 /// Data sources that have answered.
@@ -135,6 +138,8 @@ pub struct ShareSnapshot {
     pub gpu: usize,
     /// Grant, or `None` if the container was not granted this GPU.
     pub hold: Option<Hold>,
+    /// Bytes that the container may use now, including what it may borrow, if that is limited.
+    pub memory_limit: Option<u64>,
     /// Reason why the use of the GPU by the container is unknown, or `None` if it is known.
     pub unknown: Option<UnknownUse>,
     /// Bytes used by the container's processes, if known.

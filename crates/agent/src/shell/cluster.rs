@@ -9,7 +9,13 @@ use tessera_cluster::{
     with_causes,
 };
 use tessera_core::units::PodUid;
-use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::{
+    foreign::{
+        dra::{ResourceClaim, SliceSpec},
+        objects::{Node, Pod},
+    },
+    tessera::dra::{DRIVER, slice_name},
+};
 
 use crate::controller::{Event, NodePatch, WriteError};
 
@@ -38,6 +44,30 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// Publishes the unhealthy GPUs by index.
     fn set_unhealthy(&self, gpus: &[u8]) -> impl Future<Output = Result<(), WriteFailure>> + Send;
+
+    /// Watches the ResourceSlice of the node. The stream never ends, and is silent where there are no slices.
+    fn watch_slice(&self) -> BoxStream<'static, Option<SliceSpec>> {
+        futures::stream::pending().boxed()
+    }
+
+    /// Writes the ResourceSlice of the node, and returns it as it was stored.
+    fn write_slice(
+        &self,
+        _node_uid: &str,
+        _spec: &SliceSpec,
+    ) -> impl Future<Output = Result<SliceSpec, WriteFailure>> + Send {
+        async { Err(WriteFailure::Gone("this cluster has no ResourceSlices".to_owned())) }
+    }
+
+    /// Reads a ResourceClaim.
+    fn read_claim(
+        &self,
+        _namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<ResourceClaim, WriteFailure>> + Send {
+        let missing = WriteFailure::Gone(format!("there is no ResourceClaim {name}"));
+        async { Err(missing) }
+    }
 }
 
 /// One change seen by a watch of the API server.
@@ -96,5 +126,17 @@ impl Cluster for NodeClient {
 
     async fn set_unhealthy(&self, gpus: &[u8]) -> Result<(), WriteFailure> {
         Self::set_unhealthy(self, gpus).await
+    }
+
+    fn watch_slice(&self) -> BoxStream<'static, Option<SliceSpec>> {
+        Self::watch_slice(self, DRIVER, &slice_name(self.node())).boxed()
+    }
+
+    async fn write_slice(&self, node_uid: &str, spec: &SliceSpec) -> Result<SliceSpec, WriteFailure> {
+        Self::write_slice(self, &slice_name(self.node()), node_uid, spec).await
+    }
+
+    async fn read_claim(&self, namespace: &str, name: &str) -> Result<ResourceClaim, WriteFailure> {
+        Self::read_claim(self, namespace, name).await
     }
 }

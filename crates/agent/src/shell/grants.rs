@@ -157,15 +157,28 @@ impl Grants {
         Ok(path)
     }
 
+    /// Creates a grant, or puts limits into force in one that exists. An existing account stays.
+    pub(super) fn ensure(&self, limits: &ContainerLimits) -> io::Result<()> {
+        let directory = self.named_directory(limits)?;
+        files::update_grant(&directory, &after(&directory, limits))?;
+        Ok(())
+    }
+
     fn try_create(&self, limits: &ContainerLimits) -> io::Result<()> {
+        let directory = self.named_directory(limits)?;
+        files::create_grant(&directory, &after(&directory, limits))?;
+        Ok(())
+    }
+
+    /// Creates the directory of a grant, and writes the name of its pod beside it.
+    fn named_directory(&self, limits: &ContainerLimits) -> io::Result<PathBuf> {
         let pod = self.create_pod_directory(&limits.pod)?;
         let directory = self.directory(&limits.pod, &limits.container);
         fs::create_dir_all(&directory)?;
         let temporary = pod.join(".pod.new");
         fs::write(&temporary, format!("{}/{}\n", limits.namespace, limits.name))?;
         fs::rename(&temporary, pod.join(POD_FILE))?;
-        files::create_grant(&directory, &after(&directory, limits))?;
-        Ok(())
+        Ok(directory)
     }
 
     /// Changes the limits of a running container.

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use tessera_core::units::MiB;
-use tessera_serve::{ConnectionLimits, ServeOptions};
+use tessera_serve::{ConnectionLimits, ServeOptions, Tls};
 use tessera_wire::{
     foreign::gpu_tree,
     tessera::node_use::{self, NodeUse},
@@ -52,6 +52,8 @@ pub struct PagesPort {
 struct Pages {
     messages: Messages,
     sampler: Arc<Sampler>,
+    /// Certificate with which the pages are served, if they are.
+    certificate: Option<Tls>,
 }
 
 /// Serves the pages until `stop`.
@@ -71,7 +73,7 @@ pub(super) fn serve(
         .route("/usage", get(usage))
         .route(node_use::PATH, get(in_use))
         .merge(metrics::routes())
-        .with_state(Pages { messages, sampler });
+        .with_state(Pages { messages, sampler, certificate: access.certificate() });
     let (router, tls) = access.protect(router);
     run(listener, router, ServeOptions { limits: LIMITS, tls }, stop)
 }
@@ -86,7 +88,7 @@ pub(super) fn serve_probes(
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
-        .with_state(Pages { messages, sampler });
+        .with_state(Pages { messages, sampler, certificate: None });
     run(listener, router, ServeOptions { limits: PROBE_LIMITS, tls: None }, stop)
 }
 
@@ -113,7 +115,8 @@ impl Pages {
     }
 
     async fn snapshot(&self) -> Result<Snapshot, StatusCode> {
-        Ok(self.sampler.snapshot(&self.view().await?))
+        let certificates = self.certificate.as_ref().map(Tls::expiries).unwrap_or_default();
+        Ok(Snapshot { certificates, ..self.sampler.snapshot(&self.view().await?) })
     }
 }
 

@@ -33,21 +33,31 @@ impl Plugin {
     }
 
     async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<CallAnswer, PluginRefusal> {
-        let (reply, answer) = oneshot::channel();
-        let call = CallId(CALLS.fetch_add(1, Ordering::Relaxed));
-        let ended =
-            || PluginRefusal("the agent is stopping; the pod is admitted after its restart".to_owned());
-        self.messages.send(Message::Call(event(call), call, reply)).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())
+        ask(&self.messages, event).await.map_err(PluginRefusal)
     }
+}
+
+/// Sends a call of the kubelet to the controller and returns the answer, or why there is none.
+pub(super) async fn ask(
+    messages: &Messages,
+    event: impl FnOnce(CallId) -> Event,
+) -> Result<CallAnswer, String> {
+    let (reply, answer) = oneshot::channel();
+    let call = CallId(CALLS.fetch_add(1, Ordering::Relaxed));
+    let ended = || "the agent is stopping; the pod is admitted after its restart".to_owned();
+    messages.send(Message::Call(event(call), call, reply)).map_err(|_| ended())?;
+    answer.await.map_err(|_| ended())
 }
 
 fn refusal(error: CallError) -> PluginRefusal {
     PluginRefusal(error.to_string())
 }
 
+/// Text for an answer that does not belong to its call.
+pub(super) const WRONG_ANSWER: &str = "internal error: the controller answered another call";
+
 fn wrong_answer() -> PluginRefusal {
-    PluginRefusal("internal error: the controller answered another call".to_owned())
+    PluginRefusal(WRONG_ANSWER.to_owned())
 }
 
 impl DevicePlugin for Plugin {

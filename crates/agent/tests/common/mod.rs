@@ -208,6 +208,7 @@ impl World {
                 probes,
                 display_socket,
                 sampling,
+                leave: CancellationToken::new(),
             };
             run(settings, ports, stopped).await.unwrap();
         });

@@ -63,6 +63,10 @@ async fn only_readers_with_a_token_and_the_right_get_pages() {
     let stage = Stage::new().await;
     for token in ["reader", "for-agents"] {
         assert!(stage.get("/metrics", Some(token)).await.unwrap().contains("tessera_"), "{token}");
+        let metrics = stage.get("/metrics", Some(token)).await.unwrap();
+        let certificate =
+            "tessera_certificate_expiry_timestamp_seconds{node=\"node-1\",certificate=\"server\"} ";
+        assert!(metrics.contains(certificate), "{metrics}");
         assert!(stage.get("/v1/use", Some(token)).await.unwrap().starts_with('{'), "{token}");
     }
     for path in

@@ -71,6 +71,7 @@ async fn run(gpus: Arc<dyn Gpus>, probe: &dyn Gpus, escapes: bool, on_escape: On
             serve_shares: true,
             allow_opt_out: false,
             allow_ceiling_changes: false,
+            lend_memory: true,
             meaning: ShareMeaning::Time,
             on_escape,
         })

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
+#[path = "../../../tessera/tests/book/section.rs"]
+mod section;
 #[path = "../stage/mod.rs"]
 mod stage;
 mod text;
@@ -11,11 +13,13 @@ use std::{collections::BTreeSet, path::Path};
 use stage::{Stage, crowded, share, uuid};
 use tessera_agent::controller::Escape;
 use tessera_agent::exporter::{
-    ContainerKey, ShareReport, ShareReports,
+    ContainerKey, ShareReport, ShareReports, Snapshot,
     families::{self, MetricsOptions, PodMemoryLabels, VOCABULARIES},
 };
 use tessera_core::units::PodUid;
+use tessera_limits::Bytes;
 use tessera_node::gpus::{GpuMemory, GpuSample, MigInstance, ProcessMemory, ProfilingCounters};
+use tessera_serve::{CertificateExpiry, CertificateRole};
 use tessera_wire::metrics::Format;
 use text::Text;
 
@@ -44,6 +48,8 @@ fn busy_node() -> Stage {
     stage.pod(2, "team-a", "idle-0", &[share(1, 30, 8192)]);
     stage.pod(3, "team-b", "escape-0", &[share(1, 20, 4096)]);
     stage.pod(4, "team-b", "no-grant-0", &[]);
+    // The first pod may borrow 4 GiB.
+    stage.view.containers[0].memory_limits.push((0, Bytes(24 << 30)));
     for (pid, gpu, memory, busy) in [
         (100, 0, Some(8192), 40),
         (101, 0, Some(512), 10),
@@ -264,7 +270,9 @@ fn parts_add_up_to_the_gpu() {
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
     let stage = busy_node();
-    let pages = [stage.snapshot(), stage.snapshot_with(false)];
+    let server = CertificateExpiry { role: CertificateRole::Server, unix_seconds: 2_000_000_000 };
+    let with_certificate = Snapshot { certificates: vec![server], ..stage.snapshot() };
+    let pages = [with_certificate, stage.snapshot_with(false)];
     let text = pages.map(|snapshot| families::metrics(&snapshot, &everything(), Format::Plain)).concat();
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
@@ -282,6 +290,21 @@ fn dashboard_and_alerts_use_existing_metrics() {
         let unknown: Vec<&str> = names.into_iter().filter(|name| !known.contains(name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
     }
+}
+
+#[test]
+fn the_reference_lists_every_family() {
+    let mut stage = busy_node();
+    let server = CertificateExpiry { role: CertificateRole::Server, unix_seconds: 2_000_000_000 };
+    let busy = Snapshot { certificates: vec![server], ..stage.snapshot() };
+    let hidden = stage.snapshot_with(false);
+    stage.sample_with(enable_mig);
+    stage.sample_with(enable_mig);
+    let few = MetricsOptions { max_processes: 3, ..everything() };
+    let text = [busy, hidden, stage.snapshot()]
+        .map(|snapshot| families::metrics(&snapshot, &few, Format::Plain))
+        .concat();
+    section::check("docs/reference/metrics.md", "Agents", &section::families(&text));
 }
 
 #[test]

@@ -95,6 +95,7 @@ impl Stage {
         });
         if !gpus.is_empty() {
             self.view.containers.push(ContainerView {
+                memory_limits: Vec::new(),
                 uid,
                 namespace: namespace.into(),
                 pod: name.into(),

@@ -7,7 +7,7 @@ use tessera_throttle::back_pressure::DEEP_QUEUE_LIMIT;
 use tessera_throttle::pacer::Pacer;
 
 use super::{
-    DRAIN_TIMEOUT_NS, IdleAllowance, MAX_CUT_COST_NS, MAX_DEBT_NS, QUANTUM, STUCK_TIMEOUT_NS,
+    DRAIN_TIMEOUT_NS, IdleAllowance, MAX_CUT_COST_NS, MAX_DEBT_NS, MIN_WINDOW_NS, QUANTUM, STUCK_TIMEOUT_NS,
     STUCK_WINDOW_NS, Share, TenantReport, WindowAction, WindowUsage,
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Tenant<Id> {
     kept_waiting: u64,
     /// Time at which the tenant last ceased to want the GPU.
     pub(super) left_at: u64,
+    /// Virtual time by which the tenant was behind the others at that time.
+    lag: u64,
     /// Limits the tenant to its ceiling, by the time that it reports.
     ceiling: Pacer,
     /// Ahead of real time if the tenant has kept the GPU from others for longer than its ceiling allows.
@@ -100,6 +102,13 @@ impl Running {
         WindowAction { tenant: id, is_new, deadline, queue_limit_ns }
     }
 
+    /// Ends a borrowed window at the time at which another tenant claims it. Then little work is queued by that time.
+    pub(super) fn end_for_claim(&mut self, claimed_at: u64) {
+        if self.is_borrowed {
+            self.deadline = self.deadline.min(claimed_at.max(self.since + MIN_WINDOW_NS));
+        }
+    }
+
     /// Returns true if the window was cut while much work was queued. The tenant for which it was cut does not wait
     /// until that has ended: the driver lets both compute in turns.
     pub(super) fn has_deep_queue(&self, now: u64) -> bool {
@@ -123,6 +132,7 @@ impl<Id> Tenant<Id> {
             waits_since: 0,
             kept_waiting: 0,
             left_at: 0,
+            lag: 0,
             ceiling: Pacer::default(),
             occupancy: Pacer::default(),
             guarantee: Pacer::default(),
@@ -136,11 +146,19 @@ impl<Id> Tenant<Id> {
         }
     }
 
+    /// Records what the others owe the tenant, which has ceased to want the GPU and is charged up to this time. `least`
+    /// is the lowest virtual time of the others.
+    pub(super) fn keep_lag(&mut self, least: u64) {
+        let lag = least.saturating_sub(self.virtual_time);
+        self.lag = lag.min(self.virtual_length(MAX_KEPT_WAITING_NS));
+    }
+
     /// Records that the tenant wants the GPU again. It gets no compensation for the time in which it did
-    /// not. `least` is the lowest virtual time of the other tenants.
+    /// not, but keeps what it was owed before. `least` is the lowest virtual time of the other tenants.
     pub(super) fn arrive(&mut self, now: u64, least: u64) {
         let passed = now.saturating_sub(self.left_at);
-        self.virtual_time = self.virtual_time.max(least);
+        let lag = self.lag.saturating_sub(self.virtual_length(passed));
+        self.virtual_time = self.virtual_time.max(least.saturating_sub(lag));
         self.kept_waiting = self.kept_waiting.saturating_sub(passed);
         (self.has_arrived, self.arrived_at, self.waits_since) = (true, now, now);
     }
@@ -191,6 +209,12 @@ impl<Id> Tenant<Id> {
     /// Returns whether the tenant has kept the GPU from others for longer than its ceiling allows.
     pub(super) fn is_over(&self, now: u64) -> bool {
         self.share.is_limited() && self.occupancy.opens_at().0 > now
+    }
+
+    /// Returns the time from which the tenant gets a window before tenants that borrow time.
+    pub(super) fn within_ceiling_at(&self) -> u64 {
+        let occupancy = if self.share.is_limited() { self.occupancy.opens_at().0 } else { 0 };
+        self.eligible_at().max(occupancy)
     }
 
     /// Returns when the open window of this tenant may be cut for another one that has arrived: once the

@@ -348,3 +348,59 @@ fn a_process_that_returned_the_window_may_use_it_again_while_others_do() {
     assert!(matches!(actions[..], [WindowAction { tenant: 1, is_new: false, .. }]), "{actions:?}");
     assert_eq!(arbiter.step(3 * MS, seen(2, 0))[..], []);
 }
+
+/// A window of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    tenant: usize,
+    begin: u64,
+    end: u64,
+    /// True if the end was brought forward.
+    is_cut: bool,
+}
+
+/// Returns the windows of two tenants with hard shares of 40 %, without those of the beginning. The first one reports
+/// half of its windows as idle, so that it borrows time, and the second one always computes. The work of both ends
+/// `drain` after the end of a window.
+fn windows_of_a_borrower(drain: u64) -> Vec<Window> {
+    let mut arbiter = GpuArbiter::default();
+    (0..2).for_each(|id| arbiter.set(id, hard(40)));
+    let (mut windows, mut busy) = (Vec::new(), [0, 0]);
+    let mut open: Option<Window> = None;
+    for now in (1_000 * MS..3_000 * MS).step_by(usize::try_from(TENTH_MS).unwrap()) {
+        let ended = |id: usize| open.is_none_or(|window| window.tenant != id || window.end + drain <= now);
+        let report = |id: usize| TenantReport { wanting: 1, drained: ended(id).into(), busy_ns: busy[id] };
+        for WindowAction { tenant, is_new, deadline, .. } in arbiter.step(now, report) {
+            match &mut open {
+                Some(window) if !is_new => {
+                    window.is_cut |= deadline < window.end;
+                    window.end = deadline;
+                }
+                _ => {
+                    windows.extend(open.replace(Window { tenant, begin: now, end: deadline, is_cut: false }))
+                }
+            }
+        }
+        if let Some(window) = open.filter(|window| now < window.end + drain) {
+            busy[window.tenant] += TENTH_MS / if window.tenant == 0 { 2 } else { 1 };
+        }
+    }
+    windows.split_off(10)
+}
+
+/// The second tenant is at its ceiling while the first one borrows. It claims the window as soon as its account
+/// allows. The first one knows that moment in advance, and has little work queued by then.
+#[test]
+fn a_borrowed_window_ends_when_another_tenant_may_claim_it() {
+    let windows = windows_of_a_borrower(0);
+    assert!(windows.len() > 30 && windows.iter().all(|window| !window.is_cut), "{windows:?}");
+}
+
+/// No time counts for both tenants.
+#[test]
+fn the_work_of_a_borrowed_window_ends_before_the_next_window() {
+    let drain = 2 * MS;
+    for pair in windows_of_a_borrower(drain).windows(2) {
+        assert!(pair[0].end + drain <= pair[1].begin, "work of both runs: {pair:?}");
+    }
+}

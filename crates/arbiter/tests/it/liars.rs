@@ -79,6 +79,27 @@ fn a_tenant_that_arrives_again_and_again_does_not_cut_the_windows_of_another() {
     }
 }
 
+/// A tenant that pauses keeps what it is owed, so it may try to be owed more by pausing.
+#[test]
+fn a_tenant_that_comes_and_goes_gets_no_more_than_its_share() {
+    for (wants_ms, rests_ms) in [(1, 1), (5, 1), (19, 1), (21, 3), (60, 3), (60, 60), (400, 20), (1_000, 900)]
+    {
+        let wants = Lie { length_ns: wants_ms * MILLISECOND_NS, ..WANTS };
+        let rests = Lie { length_ns: rests_ms * MILLISECOND_NS, wanting: 0, ..WANTS };
+        for follows_windows in [false, true] {
+            let script = Script { lies: vec![wants, rests], follows_windows };
+            for share in [10, 30, 50].into_iter().flat_map(|own| [hard(own), soft(own)]) {
+                let (open, busy) = beside_honest(&[(share, script.clone())], GREEDY);
+                let rest = f64::from(100 - share.compute_percent);
+                assert!(
+                    busy > rest - MAX_LOSS,
+                    "{busy:.1} of {rest} %, {open:.1} % for {share:?}: {script:?}"
+                );
+            }
+        }
+    }
+}
+
 /// Work that runs after the end of its window blocks others, and whether it still runs is a claim, too.
 #[test]
 fn tenants_that_keep_their_windows_do_not_block_another_for_long() {

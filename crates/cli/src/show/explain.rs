@@ -29,6 +29,12 @@ pub(crate) fn pod(explanation: &PodExplanation, all: bool, paint: Paint) -> Stri
             "kube-scheduler has not reported on the pod yet; check its schedulerName if this lasts\n",
         ),
     }
+    if let Some(gang) = &explanation.gang {
+        let _ = writeln!(text, "{gang}");
+    }
+    if let Some(reservation) = &explanation.reservation {
+        let _ = writeln!(text, "{reservation}");
+    }
     requests(&mut text, explanation);
     text.push_str(&verdicts(explanation, all, paint));
     text
@@ -69,7 +75,7 @@ fn requests(text: &mut String, explanation: &PodExplanation) {
         let _ = writeln!(text, "requests {}", explanation.asks.join("; "));
     }
     if !explanation.unserved.is_empty() {
-        let _ = writeln!(text, "requests {}, which Tessera does not serve", explanation.unserved.join(", "));
+        let _ = writeln!(text, "requests {}, which no node offers", explanation.unserved.join(", "));
     }
 }
 
@@ -77,11 +83,11 @@ fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     let views = &explanation.nodes;
     let best = explanation.best();
     let nodes = Count(views.len(), "node");
-    let summary = match explanation.waits {
+    let summary = match explanation.is_undecided() {
         true => format!("the GPUs of {} of {nodes} would do", best.len()),
         false => format!("fits on {} of {nodes}", best.len()),
     };
-    let mut text = match (best.is_empty(), explanation.waits) {
+    let mut text = match (best.is_empty(), explanation.is_undecided()) {
         (true, _) => paint.bad(&summary),
         (false, true) => paint.notable(&summary),
         (false, false) => paint.good(&summary),
@@ -160,6 +166,9 @@ fn node(text: &mut String, explanation: &PodExplanation, view: &NodeExplanation,
                 let _ = writeln!(gpus, "  GPU{}\t{why}", gpu.gpu);
             }
             text.push_str(&align(&gpus));
+            for owner in &view.reserved_for {
+                let _ = writeln!(text, "  GPUs are reserved for {owner}");
+            }
             if let Some(relief) = explanation.relief.iter().find(|relief| relief.node == view.node) {
                 let one = if relief.pods.len() == 1 { "this pod" } else { "these pods" };
                 let _ = writeln!(text, "  enough GPUs if {one} ended: {}", relief.pods.join(", "));

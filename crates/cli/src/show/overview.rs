@@ -1,16 +1,19 @@
 //! The overview: a bar for each GPU, what is free, waiting pods and totals, fitted to the terminal.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use tessera_core::gpu::Gpu;
+use tessera_core::grant::GpuUsage;
 use tessera_core::node::NodeState;
-use tessera_core::units::{Count, MiB, Percent};
+use tessera_core::units::{Count, GpuIndex, MiB, NodeName, Percent};
 use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::reservation::NodeReservation;
 
 use crate::paint::Paint;
 use crate::show::age::age;
 use crate::survey::{NodeFacts, Survey};
-use crate::table::{cut, width};
+use crate::table::{cut, width, wrap_lines};
 
 /// Widest bar of one GPU.
 const MAX_BAR: usize = 10;
@@ -18,7 +21,7 @@ const MAX_BAR: usize = 10;
 /// Width of the column of free memory, such as `172 of 240 GiB`.
 const MEMORY_WIDTH: usize = 14;
 
-/// Width that is kept for the status, which may be cut.
+/// Least width that is kept for the status.
 const STATUS_WIDTH: usize = 6;
 
 /// Form of the overview.
@@ -41,7 +44,8 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     let longest = nodes.iter().map(|(_, state)| width(&state.node().name.0)).max().unwrap_or(0);
     let name_width = longest.clamp(4, (form.columns / 4).max(4));
     // The columns besides the bars: name, free percent, free memory and status.
-    let rest = name_width + 2 + 1 + 4 + 2 + MEMORY_WIDTH + 2 + STATUS_WIDTH;
+    let status_width = nodes.iter().map(|(facts, _)| width(&facts.status())).max().unwrap_or(0);
+    let rest = name_width + 2 + 1 + 4 + 2 + MEMORY_WIDTH + 2 + status_width.max(STATUS_WIDTH);
     let room = form.columns.saturating_sub(rest) / most_gpus;
     // Bars touch each other where there is no room for more than one column each.
     let gap = usize::from(room >= 2);
@@ -53,7 +57,7 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     );
     let mut totals = Totals::default();
     for (facts, state) in &nodes {
-        let own = Totals::of(state);
+        let own = Totals::of(facts, state);
         totals.add(&own);
         let gpus = state.node().gpus();
         let bars = gpus.iter().map(|gpu| gpu_bar(gpu, state, bar, form.paint) + &" ".repeat(gap));
@@ -68,26 +72,30 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
             own.free_percent(),
             facts.status()
         );
+        for (resource, instances) in &facts.instances {
+            let _ = writeln!(text, "  {} of {} {resource} held", instances.held(), instances.offered);
+        }
+        text.push_str(&reservations(survey, &state.node().name));
         if form.wide {
-            holders(&mut text, survey, state);
+            text.push_str(&wrap_lines(&holders(survey, state), form.columns));
         }
     }
     let _ = writeln!(
         text,
-        "\n{}, {}: {} free, {} of {} of memory free{}",
+        "\n{}, {}: {} free, {} of {} of memory free",
         Count(nodes.len(), "node"),
         Count(totals.gpus, "GPU"),
         totals.free_percent(),
         gib(totals.free_memory),
         gib(totals.memory),
-        if totals.broken > 0 {
-            form.paint.bad(&format!(", {} unhealthy", totals.broken))
-        } else {
-            String::new()
-        },
     );
+    if !totals.problems.is_empty() {
+        let problems = totals.problems.iter().map(|(problem, gpus)| format!("{gpus} {problem}"));
+        let problems = problems.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "{}", form.paint.bad(&format!("GPUs without new pods: {problems}")));
+    }
     waiting(&mut text, &survey.waiting, form);
-    text.push_str(&form.paint.faint("# held  . free  x unhealthy\n"));
+    text.push_str(&form.paint.faint("# held  . free  x takes no pods\n"));
     text.lines().map(|line| cut(line, form.columns) + "\n").collect()
 }
 
@@ -106,27 +114,34 @@ fn natural(name: &str) -> Vec<(u64, String)> {
     key
 }
 
-/// Sums over GPUs. Unhealthy GPUs have nothing free.
+/// Sums over GPUs. GPUs and nodes that take no new pods have nothing free.
 #[derive(Default)]
 struct Totals {
     gpus: usize,
-    broken: usize,
+    /// Number of GPUs by the problem that keeps new pods from them.
+    problems: BTreeMap<&'static str, usize>,
     free: f64,
     memory: MiB,
     free_memory: MiB,
 }
 
 impl Totals {
-    fn of(state: &NodeState) -> Self {
+    fn of(facts: &NodeFacts, state: &NodeState) -> Self {
         let mut totals = Self::default();
+        let node_problem = match (facts.ready, facts.cordoned) {
+            (Some(false), _) => Some("on nodes that are not ready"),
+            (_, true) => Some("on cordoned nodes"),
+            _ => None,
+        };
         for gpu in state.node().gpus() {
             totals.gpus += 1;
             totals.memory += gpu.memory;
-            if gpu.health.is_healthy() {
-                totals.free += free_part(gpu, state);
-                totals.free_memory += state.room(gpu.index).memory;
-            } else {
-                totals.broken += 1;
+            match gpu.health.problem().or(node_problem) {
+                Some(problem) => *totals.problems.entry(problem).or_default() += 1,
+                None => {
+                    totals.free += free_part(gpu, state);
+                    totals.free_memory += state.room(gpu.index).memory;
+                }
             }
         }
         totals
@@ -134,7 +149,9 @@ impl Totals {
 
     fn add(&mut self, other: &Self) {
         self.gpus += other.gpus;
-        self.broken += other.broken;
+        for (problem, gpus) in &other.problems {
+            *self.problems.entry(problem).or_default() += gpus;
+        }
         self.free += other.free;
         self.memory += other.memory;
         self.free_memory += other.free_memory;
@@ -179,7 +196,8 @@ fn gpu_bar(gpu: &Gpu, state: &NodeState, bar: usize, paint: Paint) -> String {
 }
 
 /// Lists the pods on each GPU of a node.
-fn holders(text: &mut String, survey: &Survey, state: &NodeState) {
+fn holders(survey: &Survey, state: &NodeState) -> String {
+    let mut text = String::new();
     let holders = survey.holders(&state.node().name);
     for gpu in state.node().gpus() {
         let held = holders.iter().filter_map(|(pod, grant)| {
@@ -193,12 +211,27 @@ fn holders(text: &mut String, survey: &Survey, state: &NodeState) {
         });
         let held: Vec<String> = held.collect();
         let words = match gpu.health.problem() {
-            Some(problem) => problem.to_owned(),
+            // Pods that run on a cordoned GPU stay there.
+            Some(problem) if held.is_empty() => problem.to_owned(),
+            Some(problem) => format!("{problem}, {}", held.join(", ")),
             None if held.is_empty() => "idle".to_owned(),
             None => held.join(", "),
         };
         let _ = writeln!(text, "  GPU{} {words}", gpu.index);
     }
+    text
+}
+
+/// Lists the reservations of a node, one line each.
+pub(crate) fn reservations(survey: &Survey, node: &NodeName) -> String {
+    let line = |(reservation, kept): &(&NodeReservation, Vec<(GpuIndex, GpuUsage)>)| {
+        let gpus: Vec<String> = kept.iter().map(|(gpu, _)| gpu.to_string()).collect();
+        let free =
+            if gpus.is_empty() { "none is free yet".to_owned() } else { format!("GPU {}", gpus.join(",")) };
+        let (count, whom) = (Count(reservation.gpus.len(), "GPU"), reservation.beneficiary());
+        format!("  {count} reserved for {whom} until {}: {free}\n", reservation.until)
+    };
+    survey.reservations(node).iter().map(line).collect()
 }
 
 fn waiting(text: &mut String, pods: &[Pod], form: OverviewForm) {

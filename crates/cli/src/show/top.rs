@@ -6,7 +6,8 @@ use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use crate::args::SortKey;
 use crate::paint::Paint;
-use crate::table::align;
+use crate::run::Context;
+use crate::table::align_within;
 use crate::top::ClusterUse;
 
 /// Cell of a value that was not measured.
@@ -22,14 +23,18 @@ pub(crate) struct Order {
     pub(crate) rows: Option<usize>,
 }
 
-pub(crate) fn table(usage: &ClusterUse, order: Order, headers: bool, paint: Paint) -> String {
+/// Columns with names, which are cut on a narrow terminal: the node, the pod and the container.
+const NAMES: [usize; 3] = [0, 2, 3];
+
+pub(crate) fn table(usage: &ClusterUse, order: Order, headers: bool, context: Context) -> String {
+    let Context { paint, columns, .. } = context;
     let mut text = String::new();
     if headers {
         text.push_str("NODE\tGPU\tPOD\tCONTAINER\tBUSY\tGRANTED\tMEMORY(MiB)\tGRANTED(MiB)\tWAITED\n");
     }
     if order.sort.is_some() || order.rows.is_some() {
         sorted(&mut text, usage, order, paint);
-        return align(&text);
+        return align_within(&text, columns, &NAMES);
     }
     for node in &usage.nodes {
         match (&node.used, &node.error) {
@@ -40,7 +45,7 @@ pub(crate) fn table(usage: &ClusterUse, order: Order, headers: bool, paint: Pain
             }
         }
     }
-    align(&text)
+    align_within(&text, columns, &NAMES)
 }
 
 /// Lists containers of all nodes in the wanted order. Unknown values come last.
@@ -120,7 +125,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::plugin::Plugin;
     use crate::usage::UsageError;
+
+    const PIPED: Context =
+        Context { plugin: Plugin::Gpu, paint: Paint { on: false }, terminal: false, columns: None };
 
     #[test]
     fn sorts_and_cuts_containers() {
@@ -133,7 +142,7 @@ mod tests {
         .unwrap();
         let usage = ClusterUse::new(BTreeMap::from([("n".to_owned(), Ok(read))]));
         let pods = |sort, rows| {
-            let text = table(&usage, Order { sort: Some(sort), rows }, false, Paint::default());
+            let text = table(&usage, Order { sort: Some(sort), rows }, false, PIPED);
             text.lines().map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(pods(SortKey::Busy, None), ["t/a", "t/b", "t/c"]);
@@ -155,7 +164,7 @@ mod tests {
         let refused = Err(UsageError::NoAddress);
         let answers = BTreeMap::from([("n1".to_owned(), Ok(read)), ("n2".to_owned(), refused)]);
         assert_eq!(
-            table(&ClusterUse::new(answers), Order::default(), true, Paint::default()),
+            table(&ClusterUse::new(answers), Order::default(), true, PIPED),
             "\
 NODE  GPU  POD         CONTAINER  BUSY  GRANTED  MEMORY(MiB)  GRANTED(MiB)  WAITED
 n1    0    (all)                  61%            5000                       

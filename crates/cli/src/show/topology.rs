@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use tessera_core::units::NodeName;
 use tessera_wire::foreign::inspect::{TopologyNode, TopologyView, link_word};
 
 use crate::show::models;
@@ -63,8 +64,8 @@ pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     align(&text)
 }
 
-/// Formats every node with its links.
-pub(crate) fn details(view: &TopologyView) -> String {
+/// Formats every node with its links, and with its MIG instances if the survey knows them.
+pub(crate) fn details(view: &TopologyView, survey: Option<&Survey>) -> String {
     let mut text = format!("gpu policy: {}\n", view.policy);
     for node in &view.nodes {
         let _ = writeln!(
@@ -74,6 +75,15 @@ pub(crate) fn details(view: &TopologyView) -> String {
         );
         if !node.kind.is_empty() {
             let _ = writeln!(text, "node type: {}", node.kind);
+        }
+        let facts = survey.and_then(|survey| survey.nodes.get(&NodeName(node.name.clone())));
+        for (resource, instances) in facts.iter().flat_map(|facts| &facts.instances) {
+            let pods: Vec<&str> = instances.pods.iter().map(|(pod, _)| pod.as_str()).collect();
+            let (held, offered) = (instances.held(), instances.offered);
+            let _ = writeln!(text, "mig instances: {held} of {offered} {resource} used {}", pods.join(" "));
+        }
+        if let Some(survey) = survey {
+            text.push_str(&super::overview::reservations(survey, &NodeName(node.name.clone())));
         }
         if !node.topology.is_empty() {
             text.push_str("gpu topolocy:\n");

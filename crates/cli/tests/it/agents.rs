@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use crate::stage::{GPU, Stage, kubeconfig};
 use crate::states::{T4, node, share};
 
-fn agent(stage: &Stage, document: Value) -> String {
+pub(crate) fn agent(stage: &Stage, document: Value) -> String {
     stage.runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Output has colours only on a terminal.
+//! Output on a terminal: colours, and no line wider than the terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -6,17 +6,23 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::process::Stdio;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::json;
 
+use crate::agents::agent;
 use crate::stage::{GPU, Stage};
-use crate::states::{T4, node};
+use crate::states::{T4, node, pod, share};
 
-/// Runs the plugin on a pseudo-terminal and returns its output.
-fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool) -> String {
+/// Runs the plugin on a pseudo-terminal and returns its output. Without `columns` the terminal has no known size.
+fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool, columns: Option<u16>) -> String {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
     let path = std::ffi::OsString::from_vec(ptsname(&ours, Vec::new()).unwrap().into_bytes());
     let theirs = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    if let Some(ws_col) = columns {
+        tcsetwinsize(&theirs, Winsize { ws_row: 24, ws_col, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    }
     let mut command = stage.command(GPU);
     command.args(arguments).stdout(Stdio::from(theirs));
     if no_color {
@@ -47,8 +53,81 @@ fn prints_colours_only_on_a_terminal() {
     let output = stage.run(GPU, &arguments);
     let written = String::from_utf8(output.stdout).unwrap();
     assert!(written.contains("fewer than 2 GPUs") && !written.contains('\u{1b}'), "{written:?}");
-    let painted = on_a_terminal(&stage, &arguments, false);
+    let painted = on_a_terminal(&stage, &arguments, false, None);
     assert!(painted.contains("\u{1b}[31m"), "{painted:?}");
     assert_eq!(plain(&painted), written, "colours change no text");
-    assert_eq!(on_a_terminal(&stage, &arguments, true), written, "NO_COLOR");
+    assert_eq!(on_a_terminal(&stage, &arguments, true, None), written, "NO_COLOR");
+}
+
+/// Returns a cluster whose names and messages are longer than a terminal of 80 columns.
+fn with_long_names() -> Stage {
+    let name = "gke-training-cluster-default-pool-of-eight-gpus-a1b2c3d4-x5y6.europe-west4-a.internal";
+    let train = "bert-large-pretraining-worker-7f9c8d6b5-x2x4z";
+    let stage = Stage::new();
+    let used = json!({ "uuid": "GPU-0", "index": 0, "grantedPercent": 33, "grantedMiB": 5120, "memoryUsedMiB": 4900, "busyPercent": 30.2, "throttledPercent": 4.0 });
+    let url = agent(
+        &stage,
+        json!({
+            "gpus": [{ "uuid": "GPU-0", "index": 0, "memoryUsedMiB": 5000, "busyPercent": 61.4 }],
+            "containers": [{ "namespace": "team", "pod": train, "uid": "u", "container": "main", "gpus": [used] }],
+        }),
+    );
+    let mut long = node(name, "10.0.0.1", "GiB", &[T4; 8]);
+    long["metadata"]["annotations"]["tessera.dev/agent"] = url.into();
+    stage.node(&long);
+    stage.pod(&share(train, name, 0, 33, 20));
+    stage.pod(&share(&format!("{train}-beside"), name, 0, 33, 20));
+    let mut waits = pod("team", "waits", "", &[("nvidia.com/gpu", 9)], json!({}));
+    waits["status"] = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+        "reason": "Unschedulable", "message": WHY}]});
+    stage.pod(&waits);
+    stage
+}
+
+const WHY: &str = "0/1 nodes are available: 1 fewer than 9 GPUs. no new claims to deallocate, preemption: 0/1 nodes \
+                   are available: 1 Preemption is not helpful for scheduling.";
+
+/// Joins the words of a text, without the line breaks.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn no_view_is_wider_than_the_terminal_and_none_hides_its_answer() {
+    let stage = with_long_names();
+    for columns in [80, 200] {
+        let shown = |arguments: &[&str]| {
+            let text = plain(&on_a_terminal(&stage, arguments, false, Some(columns)));
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= usize::from(columns), "{arguments:?}: {widest} of {columns} columns:\n{text}");
+            text
+        };
+        for arguments in [&[][..], &["-d"], &["-o", "wide"], &["overview"]] {
+            shown(arguments);
+        }
+        assert!(words(&shown(&["explain", "team/waits"])).contains(WHY), "the reason is shown in full");
+        let what_if = words(&shown(&["what-if", "tencent.com/vcuda-core=20", "tencent.com/vcuda-memory=20"]));
+        assert!(what_if.contains("pods like this would fit now"), "{what_if}");
+        let tree = words(&shown(&["tree", "-o", "wide"]));
+        assert!(tree.contains("-x2x4z-beside [33% 5 GiB]"), "{tree}");
+        let overview = words(&shown(&["overview", "-o", "wide"]));
+        assert!(overview.contains("-x2x4z-beside 33% 5 GiB"), "{overview}");
+        for arguments in [&["top", "--once"][..], &["top", "--once", "--sort", "waste"]] {
+            let top = shown(arguments);
+            let numbers = "main 30% 33% 4900 5120 4%";
+            assert!(words(&top).contains(numbers), "{columns} columns:\n{top}");
+        }
+    }
+}
+
+/// A program may read what a terminal shows, so documents are never cut.
+#[test]
+fn documents_are_not_cut_on_a_terminal() {
+    let stage = with_long_names();
+    for arguments in
+        [&["-o", "yaml"][..], &["-o", "json"], &["-o", "name"], &["explain", "team/waits", "-o", "yaml"]]
+    {
+        let piped = stage.text(GPU, arguments);
+        assert_eq!(on_a_terminal(&stage, arguments, false, Some(40)), piped, "{arguments:?}");
+    }
 }

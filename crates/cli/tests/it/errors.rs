@@ -125,7 +125,7 @@ fn explains_invalid_command_lines() {
 fn documented_flags_exist() {
     let stage = Stage::new();
     let mut help = stage.text(SHARE, &["--help"]) + &stage.text(GPU, &["--help"]);
-    for command in ["overview", "tree", "explain", "what-if", "top"] {
+    for command in ["overview", "tree", "explain", "what-if", "top", "defragment"] {
         help += &stage.text(GPU, &[command, "--help"]);
     }
     let page = include_str!("../../../../docs/inspect.md");
@@ -133,8 +133,16 @@ fn documented_flags_exist() {
         word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
     });
     // These flags belong to Cargo, kubectl and the scheduler.
-    let of_others =
-        ["--release", "--verb", "--resource", "--resource-name", "--role", "--user", "--pages-access"];
+    let of_others = [
+        "--release",
+        "--verb",
+        "--resource",
+        "--resource-name",
+        "--role",
+        "--clusterrole",
+        "--user",
+        "--pages-access",
+    ];
     let flags: Vec<&str> = flags.filter(|flag| !of_others.contains(flag)).collect();
     assert!(flags.len() > 4, "{flags:?}");
     for flag in flags {

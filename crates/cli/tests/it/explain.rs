@@ -184,8 +184,10 @@ open: GPU 0
     slice["status"] = json!({"phase": "Pending"});
     stage.pod(&slice);
     let text = stage.text(GPU, &["explain", "team/slice"]);
-    assert!(text.contains("requests nvidia.com/mig-1g.5gb, which Tessera does not serve\n"), "{text}");
+    assert!(text.contains("requests nvidia.com/mig-1g.5gb, which no node offers\n"), "{text}");
     assert!(text.contains("the GPUs of 0 of 2 nodes would do"), "{text}");
+    let text = stage.text(GPU, &["overview"]);
+    assert!(text.contains("\n  team/slice "), "the overview lists what the dashboard lists: {text}");
 }
 
 /// Invalid limits affect only the pods that they concern.
@@ -232,19 +234,104 @@ fn documentation_shows_real_output() {
     }
 }
 
-#[test]
-fn endpoint_queries_a_scheduler() {
-    let stage = stage();
-    let state = scheduler(&stage);
+/// Serves the pages of a scheduler with this state and returns their URL.
+fn serve(stage: &Stage, state: State) -> String {
     let client = stage.runtime.block_on(async { tessera_cluster::connect_to(&stage.server.url()).unwrap() });
-    let url = stage.runtime.block_on(async {
+    stage.runtime.block_on(async {
         let app = Arc::new(App::new(state, client));
         app.set_ready(true);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, router(app, BODY_LIMIT, &[], None)).await });
         url
-    });
+    })
+}
+
+/// Claims hold GPUs like pods, and gangs wait together: the plugin says the same as the scheduler about both.
+#[test]
+fn claims_and_gangs_are_shown_as_the_scheduler_shows_them() {
+    let mut t4 = node("t4", "10.0.0.3", "GiB", &[T4; 4]);
+    let uuid = serde_json::from_str::<Value>(
+        t4["metadata"]["annotations"]["tessera.dev/inventory"].as_str().unwrap(),
+    )
+    .unwrap()["gpus"][3]["uuid"]
+        .clone();
+    t4["metadata"]["annotations"]["tessera.dev/gpu-cordon"] = uuid;
+    t4["spec"]["unschedulable"] = true.into();
+    t4["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
+    let stage = Stage::of(&[t4, node("a10", "10.0.0.1", "GiB", &[A10, A10])], &[]);
+    let selector = json!({ "cel": { "expression": "device.driver == \"gpu.tessera.dev\"" } });
+    let class = json!({ "metadata": { "name": "tessera" }, "spec": { "selectors": [selector] } });
+    stage.server.create("/apis/resource.k8s.io/v1/deviceclasses", class.clone()).unwrap();
+    let device = |gpu: u8| {
+        json!({ "request": "gpu", "driver": "gpu.tessera.dev", "pool": "t4", "device": format!("gpu-{gpu}"),
+            "consumedCapacity": { "cores": "50", "memory": "4096Mi" } })
+    };
+    let claim = |name: &str, count: u8, status: &Value| {
+        let request = json!({ "deviceClassName": "tessera", "allocationMode": "ExactCount", "count": count });
+        let claim = json!({ "metadata": { "name": name, "namespace": "team" },
+            "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": request }] } } });
+        let path = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims";
+        stage.server.create(path, claim).unwrap();
+        stage.server.patch(&format!("{path}/{name}/status"), &json!({ "status": status })).unwrap();
+    };
+    claim("held", 1, &json!({ "allocation": { "devices": { "results": [device(1)] } } }));
+    claim("wanted", 3, &json!({}));
+    let mut by_claim = pod("team", "by-claim", "", &[], json!({}));
+    by_claim["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "wanted" }]);
+    stage.pod(&by_claim);
+    for name in ["gang-0", "gang-1"] {
+        stage.pod(&pod("team", name, "", &[("nvidia.com/gpu", 2)], json!({ "tessera.dev/gang": "train/4" })));
+    }
+    stage.pod(&pod("team", "bad", "", &[("tencent.com/vcuda-core", 150)], json!({})));
+    let mut state = State::new(SchedulerSettings { dra: true, ..settings() });
+    for class in stage.server.list("/apis/resource.k8s.io/v1/deviceclasses") {
+        state.handle(StateEvent::Class(WatchEvent::Set(serde_json::from_value(class).unwrap())));
+    }
+    for node in stage.server.list("/api/v1/nodes") {
+        state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
+    }
+    for claim in stage.server.list("/apis/resource.k8s.io/v1/resourceclaims") {
+        state.handle(StateEvent::Claim(WatchEvent::Set(serde_json::from_value(claim).unwrap())));
+    }
+    for pod in stage.server.list("/api/v1/pods") {
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
+    }
+    let url = serve(&stage, state);
+    let endpoint = ["--endpoint", url.as_str()];
+    let both = |arguments: &[&str]| {
+        let asked: Vec<&str> = arguments.iter().chain(&endpoint).copied().collect();
+        let (api, scheduler) = (stage.text(GPU, arguments), stage.text(GPU, &asked));
+        assert_eq!(api, scheduler, "{arguments:?}");
+        api
+    };
+    let tree = both(&["tree", "t4", "--no-agents", "-o", "wide"]);
+    assert!(tree.contains("team/held/claim [50% 4 GiB]") && tree.contains("GPU3 cordoned"), "{tree}");
+    // Only the scheduler knows its policy, which the first line shows.
+    let details = |text: String| text.split_once('\n').unwrap().1.to_owned();
+    let asked: Vec<&str> = ["-d", "t4"].iter().chain(&endpoint).copied().collect();
+    assert_eq!(details(stage.text(GPU, &["-d", "t4"])), details(stage.text(GPU, &asked)));
+    both(&[]);
+    let text = both(&["explain", "team/by-claim"]);
+    assert!(text.contains("requests claim: 3 GPUs"), "{text}");
+    assert!(text.contains("only kube-scheduler checks: the devices of its claims"), "{text}");
+    let text = both(&["explain", "team/gang-0"]);
+    let gang = "gang team/train: 2 of 4 pods exist, 0 have nodes; it waits until all of them exist\n";
+    assert!(text.contains(gang), "{text}");
+    // The ages below the heading depend on the time of the call.
+    let asked: Vec<&str> = ["overview", "-o", "wide"].iter().chain(&endpoint).copied().collect();
+    let heading = |text: &str| text.split_once("wait for GPUs:").unwrap().0.to_owned();
+    let (api, scheduler) = (stage.text(GPU, &["overview", "-o", "wide"]), stage.text(GPU, &asked));
+    assert_eq!(heading(&api), heading(&scheduler));
+    assert!(api.contains("4 pods wait for GPUs:") && api.contains("SchedulingDisabled"), "{api}");
+    assert!(api.contains("team/held/claim 50% 4 GiB"), "{api}");
+    assert!(api.contains("1 cordoned, 3 on cordoned nodes"), "{api}");
+}
+
+#[test]
+fn endpoint_queries_a_scheduler() {
+    let stage = stage();
+    let url = serve(&stage, scheduler(&stage));
     let endpoint = ["--endpoint", url.as_str()];
     let both = |program: &str, arguments: &[&str]| {
         let asked: Vec<&str> = arguments.iter().chain(&endpoint).copied().collect();

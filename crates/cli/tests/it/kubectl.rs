@@ -63,10 +63,16 @@ fn kubectl_finds_the_plugins_under_all_their_names() {
 fn kubectl_completes_their_arguments() {
     let stage = stage();
     let complete = |words: &[&str]| text(kubectl(&stage, &[&["__complete", "inspect"], words].concat()));
-    assert_eq!(complete(&["gpu", ""]), "overview\ntree\nexplain\nwhat-if\ntop\nn\n:4\n");
+    assert_eq!(
+        complete(&["gpu", ""]),
+        "overview\ntree\nexplain\nwhat-if\ntop\ncordon\nuncordon\ndefragment\nn\n:4\n"
+    );
     assert_eq!(complete(&["gpu", "ex"]), "explain\n:4\n");
     assert_eq!(complete(&["gpu", "explain", "-n", "team", ""]), "waits\n:4\n");
-    assert_eq!(complete(&["gpu", "what-if", "nv"]), "nvidia.com/gpu=\n:6\n");
+    assert_eq!(
+        complete(&["gpu", "what-if", "nv"]),
+        "nvidia.com/gpu=\nnvidia.com/gpumem=\nnvidia.com/gpumem-percentage=\nnvidia.com/gpucores=\n:6\n"
+    );
     assert_eq!(complete(&["gpushare", "-o", "j"]), "json\n:4\n");
     assert!(complete(&["gpushare", "--det"]).contains("--details\n"));
 }

@@ -5,6 +5,8 @@
 mod agents;
 mod broken;
 mod colour;
+mod cordon;
+mod defragment;
 mod errors;
 mod explain;
 mod forms;

@@ -224,3 +224,23 @@ fn golden_files_match_the_original_documents() {
         assert!(documents.iter().any(|text| text.contains(&golden)), "{name} is in none of the documents");
     }
 }
+
+#[test]
+fn shows_mig_instances() {
+    let mut mig = node("mig", "10.0.0.1", "GiB", &[H200]);
+    mig["status"]["allocatable"]["nvidia.com/mig-1g.18gb"] = "2".into();
+    mig["status"]["allocatable"]["nvidia.com/mig-2g.35gb"] = "0".into();
+    let pods = [pod("team-a", "small", "mig", &[("nvidia.com/mig-1g.18gb", 1)], json!({}))];
+    let stage = Stage::of(&[mig], &pods);
+    let details = stage.text(GPU, &["-d"]);
+    assert!(
+        details.contains("\nmig instances: 1 of 2 nvidia.com/mig-1g.18gb used team-a/small\n"),
+        "{details}"
+    );
+    assert!(!details.contains("2g.35gb"), "{details}");
+    let overview = stage.text(GPU, &["overview"]);
+    assert!(overview.contains("\n  1 of 2 nvidia.com/mig-1g.18gb held\n"), "{overview}");
+    let json: serde_json::Value = serde_json::from_str(&stage.text(GPU, &["-o", "json"])).unwrap();
+    let expected = json!({ "nvidia.com/mig-1g.18gb": { "offered": 2, "held": 1, "pods": ["team-a/small"] } });
+    assert_eq!(json["nodes"][0]["instances"], expected);
+}

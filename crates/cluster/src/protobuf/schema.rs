@@ -154,6 +154,32 @@ pub(super) struct PodSpec {
     #[prost(message, repeated, tag = "33")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     topology_spread_constraints: Vec<TopologySpreadConstraint>,
+    #[prost(message, repeated, tag = "39")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    resource_claims: Vec<PodResourceClaim>,
+    #[prost(message, optional, tag = "43")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduling_group: Option<SchedulingGroup>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SchedulingGroup {
+    #[prost(string, tag = "1")]
+    pod_group_name: String,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodResourceClaim {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, optional, tag = "3")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource_claim_name: Option<String>,
+    #[prost(string, optional, tag = "4")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource_claim_template_name: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -311,6 +337,18 @@ struct ResourceRequirements {
     #[prost(btree_map = "string, message", tag = "2")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     requests: Quantities,
+    #[prost(message, repeated, tag = "3")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    claims: Vec<ContainerClaim>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct ContainerClaim {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    #[serde(skip_serializing_if = "String::is_empty")]
+    request: String,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -337,6 +375,42 @@ pub(super) struct PodStatus {
     #[prost(message, repeated, tag = "13")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ephemeral_container_statuses: Vec<ContainerStatus>,
+    #[prost(message, repeated, tag = "15")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    resource_claim_statuses: Vec<PodResourceClaimStatus>,
+    #[prost(message, optional, tag = "18")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extended_resource_claim_status: Option<ExtendedResourceClaimStatus>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodResourceClaimStatus {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, optional, tag = "2")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource_claim_name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ExtendedResourceClaimStatus {
+    #[prost(message, repeated, tag = "1")]
+    request_mappings: Vec<ExtendedResourceRequest>,
+    #[prost(string, tag = "2")]
+    resource_claim_name: String,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ExtendedResourceRequest {
+    #[prost(string, tag = "1")]
+    container_name: String,
+    #[prost(string, tag = "2")]
+    resource_name: String,
+    #[prost(string, tag = "3")]
+    request_name: String,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]

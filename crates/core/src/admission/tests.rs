@@ -3,13 +3,14 @@ use std::sync::Arc;
 
 use super::*;
 use crate::fixtures::{node, pcie_pairs};
+use crate::grant::GpuUsage;
 use crate::quota::NamespaceLimit;
 use crate::request::Request;
-use crate::units::{MiB, MilliCpu};
+use crate::units::{MiB, MilliCpu, Percent};
 
 struct Case {
     state: NodeState,
-    serves: bool,
+    service: Service,
     request: PodRequest,
     quota: Quota,
     usage: NamespaceUsage,
@@ -20,7 +21,7 @@ impl Case {
     fn new(request: Request) -> Self {
         Self {
             state: node(&pcie_pairs(), &[]),
-            serves: true,
+            service: Service::Offered,
             request: PodRequest::of_mains([request]),
             quota: Quota::default(),
             usage: NamespaceUsage::default(),
@@ -34,13 +35,17 @@ impl Case {
     }
 
     fn unserved(self) -> Self {
-        Self { serves: false, ..self }
+        Self { service: Service::NotOffered, ..self }
+    }
+
+    fn without_agent(self) -> Self {
+        Self { service: Service::NoAgent, ..self }
     }
 
     fn check<T>(&self, judge: impl Fn(Admission<'_>) -> T) -> T {
         let quotas = QuotaState { quota: &self.quota, usage: &self.usage };
         let labels = QuotaLabels::default();
-        let offer = NodeOffer { state: &self.state, serves: self.serves, quota_labels: &labels };
+        let offer = NodeOffer { state: &self.state, service: self.service, quota_labels: &labels };
         let query = PodQuery { namespace: "team", request: &self.request, policy: &self.policy };
         judge(Admission { offer, query, quota: quotas.limiting("team") })
     }
@@ -57,11 +62,44 @@ impl Case {
             assert_eq!(admission.score().err(), reason);
             assert_eq!(admission.score_from(admission.cacheable_score()).err(), reason);
             match admission.check() {
-                Ok(()) => assert!(matches!(reason, None | Some(RejectReason::Placement(_)))),
+                Ok(()) => assert!(matches!(
+                    reason,
+                    None | Some(RejectReason::Placement(_) | RejectReason::Quota(_))
+                )),
                 Err(early) => assert_eq!(Some(early), reason),
             }
             reason.map(|reason| reason.to_string())
         })
+    }
+}
+
+/// The quota counts a GPU that only an init container has, and one that it shares with the others once.
+#[test]
+fn quotas_count_the_gpus_of_init_containers() {
+    let limit = |percent| NamespaceLimit { compute_percent: Some(percent), ..NamespaceLimit::default() };
+    let pod = |init: Request, main: Request| {
+        let mut request = PodRequest::of_mains([init, main]);
+        request.containers[0].role = ContainerRole::Init;
+        request
+    };
+    let share = |percent| Request::share(Percent(percent), MiB(10));
+    let check = |request: &PodRequest, percent, expected: Option<&str>| {
+        let case = Case { request: request.clone(), ..Case::new(share(1)).with_limit(limit(percent)) };
+        assert_eq!(case.reason().as_deref(), expected, "{percent}");
+    };
+    let alike = pod(share(60), share(30));
+    check(&alike, 60, None);
+    check(&alike, 59, Some("ExceedsGPUQuota: GPU compute"));
+    // The main container fills GPU 0, where the init container does not fit.
+    let mut state = node(&pcie_pairs(), &[]);
+    state.add_usage(
+        GpuIndex(0),
+        GpuUsage { compute_percent: Percent(70), memory: MiB(100), ..GpuUsage::default() },
+    );
+    for (percent, expected) in [(90, None), (89, Some("ExceedsGPUQuota: GPU compute"))] {
+        let limited = Case::new(share(1)).with_limit(limit(percent));
+        let case = Case { request: alike.clone(), state: state.clone(), policy: Policy::Binpack, ..limited };
+        assert_eq!(case.reason().as_deref(), expected, "{percent}");
     }
 }
 
@@ -78,13 +116,16 @@ fn names_the_first_check_that_fails_in_every_entry_point() {
     assert_eq!(nine().with_limit(closed()).reason().as_deref(), over_quota);
     let unserved = Some("node does not offer this kind of GPU resource");
     assert_eq!(nine().with_limit(closed()).unserved().reason().as_deref(), unserved);
-    let large = Case::new(Request::Memory(MiB(1 << 20)));
+    let without_agent = Some("the agent of the node is being replaced, or was stopped");
+    assert_eq!(Case::new(Request::Whole(1)).without_agent().reason().as_deref(), without_agent);
+    assert_eq!(nine().with_limit(closed()).without_agent().reason().as_deref(), without_agent);
+    let large = Case::new(Request::memory(MiB(1 << 20)));
     assert_eq!(large.reason().as_deref(), Some("no GPU has 1048576 MiB"));
 }
 
 #[test]
 fn explains_each_gpu_of_a_rejected_node() {
-    let verdict = Case::new(Request::Memory(MiB(20_000))).check(|admission| admission.verdict());
+    let verdict = Case::new(Request::memory(MiB(20_000))).check(|admission| admission.verdict());
     let NodeVerdict::Rejected(rejection) = verdict else { panic!("{verdict:?}") };
     assert_eq!(rejection.container.as_deref(), Some("c0"));
     let short = GpuRejectReason::Memory { left: MiB(16_384), asked: MiB(20_000) };

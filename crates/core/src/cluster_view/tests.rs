@@ -42,7 +42,7 @@ fn labels() -> QuotaLabels {
 
 fn gpus(view: &ClusterView, uid: &str) -> GpuSet {
     let grant = view.ledger().grant(&uid.into()).unwrap();
-    grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
+    grant.gpus()
 }
 
 fn compute_percent(view: &ClusterView) -> u64 {
@@ -142,11 +142,10 @@ fn a_pod_without_gpus_leaves_the_guesses_alone() {
 }
 
 fn any_gpus() -> impl Strategy<Value = PodGpus> {
-    let share =
-        |percent: u32| Request::Share { compute_percent: Percent(percent), memory: MiB(percent.into()) };
+    let share = |percent: u32| Request::share(Percent(percent), MiB(percent.into()));
     prop_oneof![
         Just(PodGpus::NotRequested),
-        (0u8..3, 1u32..100).prop_map(move |(gpu, percent)| granted(gpu, Hold::of(share(percent)))),
+        (0u8..3, 1u32..100).prop_map(move |(gpu, percent)| granted(gpu, Hold::of(share(percent), MiB::ZERO))),
         (1u32..100).prop_map(move |percent| unknown(share(percent))),
         (1u8..3).prop_map(|count| unknown(Request::Whole(count))),
     ]

@@ -75,3 +75,12 @@ fn compares_other_resources_with_the_offer_of_the_node() {
     let offering = NodeConstraints { other_resources: amounts(3000), ..NodeConstraints::default() };
     assert_eq!(unmet(&pod, &offering), None);
 }
+
+#[test]
+fn a_node_with_its_largest_number_of_pods_takes_no_other() {
+    let node = NodeConstraints { max_pods: Some(110), ..NodeConstraints::default() };
+    assert_eq!(node.unmet_by_pods(109), None);
+    assert_eq!(node.unmet_by_pods(110), Some(UnmetConstraint::Pods(110)));
+    assert_eq!(NodeConstraints::default().unmet_by_pods(1000), None, "the node states no limit");
+    assert_eq!(UnmetConstraint::Pods(110).to_string(), "node has its largest number of pods, 110");
+}

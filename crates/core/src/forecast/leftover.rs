@@ -16,7 +16,7 @@
 
 use super::milli;
 use crate::gpu::GpuKind;
-use crate::workload::ExpectedClass;
+use crate::workload::{Demand, ExpectedClass};
 
 /// The outlook of a GPU with some percentage free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,16 +87,22 @@ impl Default for WholeGpuFuture {
 
 /// Computes the outlook in the learned future.
 ///
-/// Pods with one GPU arrive one after the other with the expected probabilities. Each takes its part
+/// Pods with one GPU or with shares arrive one after the other with the expected probabilities. Each takes its part
 /// if it fits, until no further pod arrives.
 pub(super) fn learned(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> Leftovers {
     // Probability, CPU and memory of the arriving pods, by the percentage they take.
     let mut takers = [(0.0, 0.0, 0.0); 101];
-    for ExpectedClass { class, share, memory } in classes {
+    for ExpectedClass { class, share, memory, .. } in classes {
         let percent = class.percent_of(kind);
-        if class.gpu_count() == 1 && class.accepts(&kind.model) && (1..=100).contains(&percent) {
+        // A share of several GPUs arrives at each of them, with its part of the pod's host resources.
+        let gpus = match class.demand {
+            Demand::Whole(1) => 1.0,
+            Demand::Whole(_) => continue,
+            Demand::Share(share) => f64::from(share.count),
+        };
+        if class.accepts(&kind.model) && (1..=100).contains(&percent) {
             let taker = &mut takers[percent];
-            *taker = (taker.0 + share, taker.1 + share * milli(class.cpu), taker.2 + share * memory);
+            *taker = (taker.0 + share * gpus, taker.1 + share * milli(class.cpu), taker.2 + share * memory);
         }
     }
     let any: f64 = takers.iter().map(|(chance, ..)| chance).sum();

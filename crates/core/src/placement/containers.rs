@@ -5,10 +5,10 @@ use std::cmp::Reverse;
 
 use super::{Chosen, ContainerQuery, Placement, PlacementError, Policy, grants, rejection};
 use crate::gpu_set::GpuSet;
-use crate::grant::{GpuUsage, Hold, footprint};
+use crate::grant::{GpuUsage, footprint};
 use crate::node::NodeState;
-use crate::request::{ContainerRequest, ContainerRole, PodRequest, Request};
-use crate::units::{MiB, Percent};
+use crate::request::{ContainerRequest, ContainerRole, MemoryRequest, PodRequest, Request, Share};
+use crate::units::Percent;
 
 /// The point at which a placement failed, and the reason.
 pub(super) struct Blocked<'a> {
@@ -45,11 +45,12 @@ pub(super) fn try_place<'a>(
 }
 
 /// Orders requests by how hard they are to place.
-fn size(request: Request) -> (u8, Percent, MiB) {
+fn size(request: Request) -> (u8, Percent, MemoryRequest) {
     match request {
-        Request::Whole(count) => (count, Percent::WHOLE, MiB::ZERO),
-        Request::Share { compute_percent, memory } => (0, compute_percent, memory),
-        Request::Memory(memory) => (0, Percent::ZERO, memory),
+        Request::Whole(count) => (count, Percent::WHOLE, MemoryRequest::PartOfGpu(Percent::WHOLE)),
+        Request::Share(Share { count, compute_percent, memory }) => {
+            (count.saturating_sub(1), compute_percent, memory)
+        }
     }
 }
 
@@ -68,7 +69,7 @@ fn place_lasting<'a>(
     for (position, request) in asking {
         match choose(&beside, pod, policy, *request, std::mem::take(&mut required), GpuSet::EMPTY) {
             Ok(chosen) => {
-                take(&mut beside, chosen.gpus, Hold::of(*request));
+                take(&mut beside, chosen.gpus, *request);
                 gpus[*position] = chosen.gpus;
                 merit += chosen.merit;
             }
@@ -97,7 +98,7 @@ fn place_inits<'a>(
         };
         match container.role {
             ContainerRole::Main => {}
-            ContainerRole::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
+            ContainerRole::Sidecar => take(&mut before, gpus[position], request),
             ContainerRole::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
                 Ok(chosen) => gpus[position] = chosen.gpus,
                 Err(error) => {
@@ -120,13 +121,16 @@ fn choose(
 ) -> Result<Chosen, PlacementError> {
     let query = ContainerQuery::new(node, pod, request, required, preferred)?;
     policy.choose(node, &query).ok_or_else(|| match request {
-        Request::Whole(count) if policy.has_strict_table() => PlacementError::Unlisted(count),
+        Request::Whole(count) | Request::Share(Share { count, .. }) if policy.has_strict_table() => {
+            PlacementError::Unlisted(count)
+        }
         _ => PlacementError::Required,
     })
 }
 
-pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
+pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, request: Request) {
     for gpu in gpus.iter() {
+        let hold = state.node().hold(request, gpu);
         state.to_mut().add_usage(gpu, GpuUsage::of(hold));
     }
 }
@@ -134,6 +138,6 @@ pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
 /// Returns the node's state with the pod on it.
 fn after(node: &NodeState, pod: &PodRequest, gpus: &[GpuSet]) -> NodeState {
     let mut state = node.clone();
-    state.take(pod.cpu, pod.memory, footprint(&grants(pod, gpus)));
+    state.take(pod.cpu, pod.memory, footprint(&grants(node.node(), pod, gpus)));
     state
 }

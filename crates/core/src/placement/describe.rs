@@ -9,9 +9,9 @@ use crate::bandwidth::Sets;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
-use crate::request::{ContainerRole, PodRequest, Request};
+use crate::request::{ContainerRole, PodRequest, Request, Share};
 use crate::tree::{Group, GroupLevel};
-use crate::units::Percent;
+use crate::units::{GpuIndex, Percent};
 
 /// Describes why each container got its GPUs, in the order of the choice. Init containers are left
 /// out.
@@ -24,7 +24,7 @@ pub fn describe(node: &NodeState, pod: &PodRequest, policy: &Policy, placement: 
             continue;
         };
         reasons.push((container.name.as_str(), policy.reason(&beside, request, *gpus)));
-        take(&mut beside, *gpus, Hold::of(request));
+        take(&mut beside, *gpus, request);
     }
     match reasons.as_slice() {
         [] => "no container keeps a GPU".to_owned(),
@@ -41,9 +41,8 @@ impl Policy {
     fn reason(&self, node: &NodeState, request: Request, gpus: GpuSet) -> String {
         match request {
             Request::Whole(_) => self.reason_for_set(node, gpus),
-            Request::Share { .. } | Request::Memory(_) => {
-                self.reason_for_share(node, Hold::of(request), gpus)
-            }
+            Request::Share(Share { count: 1, .. }) => self.reason_for_share(node, request, gpus),
+            Request::Share(_) => self.reason_for_shares(node, gpus),
         }
     }
 
@@ -55,6 +54,7 @@ impl Policy {
         let nearest = || words("nearest group", whole::link_group(tree, free, gpus, count));
         let fullest = || words("fullest branch", whole::fragment_group(tree, free, gpus, count));
         match self {
+            Self::Pair(pair) => pair.gpus.reason_for_set(node, gpus),
             Self::Tessera(_) => by_links(node, gpus),
             Self::Link => nearest(),
             Self::Fragment => fullest(),
@@ -70,10 +70,29 @@ impl Policy {
         }
     }
 
-    fn reason_for_share(&self, node: &NodeState, hold: Hold, gpus: GpuSet) -> String {
-        let room = gpus.lowest().map(|gpu| node.room(gpu)).unwrap_or_default();
+    fn reason_for_shares(&self, node: &NodeState, gpus: GpuSet) -> String {
+        let model = node.node().topology().bandwidth_model();
+        let (bandwidth, best) = (model.bandwidth(gpus), model.best(gpus.len()).gb_per_second());
+        match self {
+            Self::Pair(pair) => pair.gpus.reason_for_shares(node, gpus),
+            Self::Tessera(_) => {
+                format!("least lost for the pods expected, with {bandwidth} of at most {best:.1}")
+            }
+            Self::Simple => "lowest indexes with enough left".to_owned(),
+            Self::Binpack => "least memory left that suffices".to_owned(),
+            Self::Spread => "most left".to_owned(),
+            Self::Link | Self::Fragment | Self::Share | Self::Static(_) | Self::BestEffort => {
+                "best links among the GPUs with enough left".to_owned()
+            }
+        }
+    }
+
+    fn reason_for_share(&self, node: &NodeState, request: Request, gpus: GpuSet) -> String {
+        let gpu = gpus.lowest().unwrap_or(GpuIndex(0));
+        let (room, hold) = (node.room(gpu), node.node().hold(request, gpu));
         let had = format!("{} and {}", room.compute_percent, room.memory);
         match self {
+            Self::Pair(pair) => pair.gpus.reason_for_share(node, request, gpus),
             Self::Tessera(_) => {
                 let (compute_percent, memory) = match hold {
                     Hold::Whole => (Percent::WHOLE, room.memory),
@@ -149,7 +168,7 @@ mod tests {
     use crate::fixtures::{bridged_pairs, dgx1_v100, node, pcie_pairs, switched};
     use crate::placement::place;
     use crate::topology::Topology;
-    use crate::units::{GpuIndex, MiB};
+    use crate::units::MiB;
 
     fn check(topology: &Topology, policy: &Policy, requests: &[Request], expected: &str) {
         let node = node(topology, &[]);
@@ -161,8 +180,6 @@ mod tests {
     fn tessera() -> Policy {
         Policy::Tessera(Arc::default())
     }
-
-    const SHARE: Request = Request::Share { compute_percent: Percent(30), memory: MiB(4096) };
 
     #[test]
     fn describes_sets_by_their_links() {
@@ -205,14 +222,15 @@ mod tests {
 
     #[test]
     fn describes_shares_and_several_containers() {
-        let part = |policy, expected| check(&pcie_pairs(), &policy, &[SHARE], expected);
+        let share = Request::share(Percent(30), MiB(4096));
+        let part = |policy, expected| check(&pcie_pairs(), &policy, &[share], expected);
         part(tessera(), "least lost for the pods expected; 70% and 12288 MiB stay free on it");
         part(Policy::Share, "least compute left that suffices: 100% and 16384 MiB");
         part(Policy::Binpack, "least memory left that suffices: 16384 MiB");
         part(Policy::Spread, "most left: 100% and 16384 MiB");
         let two =
             "c0: least memory left that suffices: 16384 MiB / c1: least memory left that suffices: 12288 MiB";
-        check(&pcie_pairs(), &Policy::Binpack, &[SHARE, SHARE], two);
+        check(&pcie_pairs(), &Policy::Binpack, &[share, share], two);
         check(&pcie_pairs(), &Policy::Simple, &[], "no container keeps a GPU");
     }
 }

@@ -10,7 +10,6 @@ use std::cmp::Reverse;
 use super::{Chosen, ContainerQuery};
 use crate::bandwidth::{Aim, Bandwidth, BandwidthModel, Outlook, Sets, Wanted};
 use crate::gpu_set::GpuSet;
-use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::request::LinkSensitivity;
 
@@ -62,14 +61,35 @@ pub(super) fn choose(node: &NodeState, query: &ContainerQuery) -> Option<Chosen>
 /// Returns the points of [`choose`] without choosing, for a request without required GPUs.
 pub(super) fn merit(node: &NodeState, query: &ContainerQuery) -> f64 {
     if depends_on_links(query) {
-        node.node().topology().bandwidth_model().best_share_within(query.candidates, query.count)
+        node.node().topology().bandwidth_model().best_share_within(query.candidates, query.count())
     } else {
         0.0
     }
 }
 
-fn depends_on_links(query: &ContainerQuery) -> bool {
-    query.link_sensitivity == LinkSensitivity::Sensitive && query.hold == Hold::Whole && query.count > 1
+/// Returns whether policy `tessera` prefers `chosen` to `other`, a set of as many idle GPUs. Sets of equal rank are not
+/// preferred to each other.
+pub(crate) fn is_preferred(
+    node: &NodeState,
+    link_sensitivity: LinkSensitivity,
+    chosen: GpuSet,
+    other: GpuSet,
+) -> bool {
+    let model = node.node().topology().bandwidth_model();
+    let Sets::Known(outlook, _) = model.sets() else {
+        // Without a table of all sets, only the links of the sets themselves are compared.
+        return link_sensitivity == LinkSensitivity::Sensitive && model.share(chosen) > model.share(other);
+    };
+    let free = node.idle();
+    let wanted = Wanted { free, candidates: free, required: GpuSet::EMPTY, size: chosen.len() };
+    let situation = Situation { wanted, held: released_together(node), link_sensitivity };
+    let everyone = situation.held.iter().copied().fold(free, GpuSet::union);
+    let rank = |set| situation.rank(model, outlook, everyone, set);
+    rank(chosen) > rank(other)
+}
+
+pub(super) fn depends_on_links(query: &ContainerQuery) -> bool {
+    query.link_sensitivity == LinkSensitivity::Sensitive && query.count() > 1
 }
 
 fn choose_in(model: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
@@ -94,8 +114,8 @@ fn choose_in(model: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
 
 impl Situation {
     fn of(node: &NodeState, query: &ContainerQuery) -> Self {
-        let ContainerQuery { candidates, required, count, link_sensitivity, .. } = *query;
-        let wanted = Wanted { free: node.idle(), candidates, required, size: count };
+        let ContainerQuery { candidates, required, link_sensitivity, .. } = *query;
+        let wanted = Wanted { free: node.idle(), candidates, required, size: query.count() };
         Self { wanted, held: released_together(node), link_sensitivity }
     }
 
@@ -105,10 +125,7 @@ impl Situation {
         let everyone = self.held.iter().copied().fold(free, GpuSet::union);
         let mut best: Option<(Rank, GpuSet)> = None;
         for set in others.map(|others| required.union(others)) {
-            let bandwidth = match self.link_sensitivity {
-                LinkSensitivity::Sensitive => outlook.bandwidth(set),
-                LinkSensitivity::Insensitive => Bandwidth::NONE,
-            };
+            let bandwidth = self.bandwidth(outlook, set);
             let least = best.map(|(rank, _)| rank);
             // This cheap test rules out most sets; the following one costs more.
             if least.is_some_and(|(fastest, ..)| bandwidth < fastest) {
@@ -124,6 +141,19 @@ impl Situation {
             }
         }
         best.map(|(_, set)| set)
+    }
+
+    /// Returns the bandwidth of a set as far as the job depends on it.
+    fn bandwidth(&self, outlook: &Outlook, set: GpuSet) -> Bandwidth {
+        match self.link_sensitivity {
+            LinkSensitivity::Sensitive => outlook.bandwidth(set),
+            LinkSensitivity::Insensitive => Bandwidth::NONE,
+        }
+    }
+
+    fn rank(&self, model: &BandwidthModel, outlook: &Outlook, everyone: GpuSet, set: GpuSet) -> Rank {
+        let spread = model.numa_spread(self.wanted.free, set);
+        (self.bandwidth(outlook, set), self.future(outlook, everyone, set), Reverse(spread))
     }
 
     /// Rates how well later jobs can be served once `set` is taken.

@@ -8,8 +8,8 @@ use super::static_table::{StaticTable, TableSource};
 use super::{Chosen, ContainerQuery, best_effort, links, share, tessera, whole};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
-use crate::grant::Hold;
 use crate::node::NodeState;
+use crate::request::{Request, Share};
 
 /// The rule that chooses among suitable GPUs and nodes. Ties always go to the lowest index.
 #[derive(Clone, Debug)]
@@ -35,6 +35,17 @@ pub enum Policy {
     Binpack,
     /// The emptiest GPU and the emptiest node.
     Spread,
+    /// One policy for the GPUs of a node and another one for the nodes.
+    Pair(Arc<PolicyPair>),
+}
+
+/// Policies for the two choices of a placement.
+#[derive(Clone, Debug)]
+pub struct PolicyPair {
+    /// The policy that chooses among the GPUs of a node.
+    pub gpus: Policy,
+    /// The policy that chooses among the nodes.
+    pub nodes: Policy,
 }
 
 /// The error for a name that is no policy.
@@ -60,25 +71,62 @@ impl Policy {
             Self::BestEffort => "best-effort",
             Self::Binpack => "binpack",
             Self::Spread => "spread",
+            Self::Pair(pair) => pair.gpus.name(),
         }
+    }
+
+    /// Returns this policy with other policies for GPUs or nodes, where they are given.
+    #[must_use]
+    pub fn with(self, gpus: Option<Self>, nodes: Option<Self>) -> Self {
+        if gpus.is_none() && nodes.is_none() {
+            return self;
+        }
+        let gpus = gpus.unwrap_or_else(|| self.clone());
+        Self::Pair(Arc::new(PolicyPair { gpus, nodes: nodes.unwrap_or(self) }))
     }
 
     /// Returns whether the policy refuses GPUs that are free but in no listed set.
     pub(super) fn has_strict_table(&self) -> bool {
-        matches!(self, Self::Static(table) if table.strict)
+        match self {
+            Self::Static(table) => table.strict,
+            Self::Pair(pair) => pair.gpus.has_strict_table(),
+            _ => false,
+        }
     }
 
     /// Chooses the GPUs of one container. The result is `None` only where the required GPUs cannot
     /// be combined, or where a strict table lists no free set.
     pub(super) fn choose(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
-        match query.hold {
-            Hold::Whole => self.choose_whole(node, query),
-            Hold::Share { .. } => self.choose_share(node, query).map(Chosen::plain),
+        if let Self::Pair(pair) = self {
+            let chosen = pair.gpus.choose(node, query)?;
+            // The points of one policy mean nothing to another one.
+            let is_same = pair.gpus.name() == pair.nodes.name();
+            return Some(if is_same { chosen } else { Chosen::plain(chosen.gpus) });
+        }
+        match query.request {
+            Request::Whole(_) => self.choose_set(node, query),
+            Request::Share(Share { count: 1, .. }) => self.choose_share(node, query).map(Chosen::plain),
+            Request::Share(_) => self.choose_shares(node, query),
         }
     }
 
-    fn choose_whole(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
-        let ContainerQuery { count, candidates: free, required, .. } = *query;
+    /// Chooses several GPUs for a share of each: by links where the policy knows them, else by what is
+    /// left of each GPU.
+    fn choose_shares(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
+        match self {
+            Self::Tessera(forecast) => tessera::choose_shares(forecast, node, query),
+            Self::Pair(pair) => pair.gpus.choose_shares(node, query),
+            Self::Simple | Self::Binpack | Self::Spread => self.choose_share(node, query).map(Chosen::plain),
+            Self::Link | Self::Fragment | Self::Share | Self::Static(_) | Self::BestEffort => {
+                self.choose_set(node, query)
+            }
+        }
+    }
+
+    /// Chooses a set of GPUs by their links.
+    fn choose_set(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
+        let ContainerQuery { candidates: free, required, .. } = *query;
+        let count = query.count();
         let topology = node.node().topology();
         let tree = node.node().topology().tree();
         let gpus = match self {
@@ -87,6 +135,7 @@ impl Policy {
             Self::Share if count == 1 => whole::fragment(tree, free, required, count),
             Self::Share => whole::link(tree, free, required, count),
             Self::Tessera(_) => return links::choose(node, query),
+            Self::Pair(pair) => return pair.gpus.choose_set(node, query),
             Self::Simple | Self::Binpack => free.lowest_with(required, count),
             Self::Spread => whole::spread(tree, free, required, count),
             Self::BestEffort => {
@@ -105,6 +154,7 @@ impl Policy {
     fn choose_share(&self, node: &NodeState, query: &ContainerQuery) -> Option<GpuSet> {
         let order = match self {
             Self::Tessera(forecast) => return tessera::choose_share(forecast, node, query),
+            Self::Pair(pair) => return pair.gpus.choose_share(node, query),
             Self::Simple => share::Order::LowestIndex,
             Self::Binpack => share::Order::LeastMemory,
             Self::Spread => share::Order::MostRoom,
@@ -119,6 +169,7 @@ impl Policy {
     /// its sets.
     pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
         match self {
+            Self::Pair(pair) => pair.nodes.score(before, after, merit),
             Self::Tessera(forecast) => tessera::score(forecast, before, after, merit),
             Self::Link | Self::Fragment | Self::Share | Self::Binpack => fullness(after),
             Self::Spread => -fullness(after),

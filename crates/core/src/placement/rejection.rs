@@ -3,7 +3,7 @@
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
-use crate::request::{PodRequest, Request};
+use crate::request::{MemoryRequest, PodRequest, Request, Share};
 use crate::units::{Count, GpuIndex, MiB, Percent};
 
 /// The reason why a pod does not fit on a node.
@@ -24,6 +24,12 @@ pub enum PlacementError {
     /// The node has no GPU of a model that the pod accepts.
     #[error("no GPU of an accepted model")]
     Model,
+    /// The node has fewer GPUs than requested that the pod's annotations allow.
+    #[error("fewer than {} that the annotations allow", Count(*.0, "GPU"))]
+    FewerSelected(u8),
+    /// No NUMA node has that many GPUs with enough left.
+    #[error("no NUMA node with {} for the pod", Count(*.0, "GPU"))]
+    NumaNode(u8),
     /// The node has fewer GPUs than requested.
     #[error("fewer than {}", Count(*.0, "GPU"))]
     FewerGpus(u8),
@@ -33,17 +39,17 @@ pub enum PlacementError {
     /// No GPU has that much memory, even when it is idle.
     #[error("no GPU has {0}")]
     TooLarge(MiB),
-    /// No GPU has both the compute and the memory left.
-    #[error("no GPU with {compute_percent} and {memory} left")]
-    NoShare {
-        /// The requested compute.
-        compute_percent: Percent,
-        /// The requested memory.
+    /// Fewer GPUs have that much memory than requested, even when they are idle.
+    #[error("fewer than {} with {memory}", Count(*.count, "GPU"))]
+    FewerLarge {
+        /// The number of GPUs.
+        count: u8,
+        /// The memory of each.
         memory: MiB,
     },
-    /// No GPU has that much memory left.
-    #[error("no GPU with {0} left")]
-    NoMemory(MiB),
+    /// Fewer GPUs than requested have the share left.
+    #[error("{} with {share} left", fewer(.0.count), share = .0)]
+    NoShare(Share),
     /// A GPU that the caller requires is not free.
     #[error("a required GPU is not free")]
     Required,
@@ -61,6 +67,12 @@ pub enum GpuRejectReason {
     /// The pod does not accept the GPU's model.
     #[error("another model")]
     Model,
+    /// The pod's annotations exclude the GPU.
+    #[error("excluded by an annotation")]
+    NotSelected,
+    /// The pod's annotations demand a GPU of its own, and another pod uses this one.
+    #[error("in use, and an annotation demands an idle GPU")]
+    InUse,
     /// A pod holds the whole GPU.
     #[error("held whole")]
     HeldWhole,
@@ -101,18 +113,28 @@ pub struct PlacementExplanation {
     pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
+/// `no GPU` or `fewer than 2 GPUs`
+fn fewer(count: u8) -> String {
+    if count == 1 { "no GPU".to_owned() } else { format!("fewer than {}", Count(count, "GPU")) }
+}
+
 impl PlacementError {
     /// Returns whether the pod could fit once other pods have ended. Otherwise eviction cannot
     /// help.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         match self {
-            Self::NoGpu | Self::Model | Self::FewerGpus(_) | Self::TooLarge(_) => false,
+            Self::NoGpu
+            | Self::Model
+            | Self::FewerSelected(_)
+            | Self::FewerGpus(_)
+            | Self::TooLarge(_)
+            | Self::FewerLarge { .. } => false,
             Self::Cpu
             | Self::Memory
             | Self::FewerIdle(_)
-            | Self::NoShare { .. }
-            | Self::NoMemory(_)
+            | Self::NoShare(_)
+            | Self::NumaNode(_)
             | Self::Required
             | Self::Unlisted(_) => true,
         }
@@ -140,20 +162,35 @@ pub(super) fn of_gpus(
     request: Request,
     required: GpuSet,
 ) -> PlacementError {
-    let accepted = || node.node().gpus().iter().filter(|gpu| pod.accepts(&gpu.model));
-    let none_so_large = |memory: MiB| accepted().all(|gpu| gpu.memory < memory);
-    if accepted().next().is_none() {
+    let of_models = || node.node().gpus().iter().filter(|gpu| pod.accepts(&gpu.model));
+    let accepted = || of_models().filter(|gpu| pod.selection.accepts(gpu));
+    let large = |memory: MemoryRequest| accepted().filter(|gpu| gpu.memory >= memory.on(gpu.memory)).count();
+    if of_models().next().is_none() {
         return PlacementError::Model;
     }
+    let count = u8::try_from(request.gpu_count()).unwrap_or(u8::MAX);
+    if accepted().count() < usize::from(count) && of_models().count() >= usize::from(count) {
+        return PlacementError::FewerSelected(count);
+    }
     match request {
-        Request::Whole(count) if accepted().count() < usize::from(count) => PlacementError::FewerGpus(count),
+        Request::Whole(count) | Request::Share(Share { count, .. })
+            if accepted().count() < usize::from(count) =>
+        {
+            PlacementError::FewerGpus(count)
+        }
         Request::Whole(_) if !required.is_empty() => PlacementError::Required,
         Request::Whole(count) => PlacementError::FewerIdle(count),
-        Request::Share { memory, .. } | Request::Memory(memory) if none_so_large(memory) => {
-            PlacementError::TooLarge(memory)
+        Request::Share(Share { count, memory: asked @ MemoryRequest::Amount(memory), .. })
+            if large(asked) < usize::from(count) =>
+        {
+            match large(asked) {
+                0 => PlacementError::TooLarge(memory),
+                _ => PlacementError::FewerLarge { count, memory },
+            }
         }
-        Request::Share { compute_percent, memory } => PlacementError::NoShare { compute_percent, memory },
-        Request::Memory(memory) => PlacementError::NoMemory(memory),
+        Request::Share(_) if pod.selection.idle_only => PlacementError::FewerIdle(count),
+        Request::Share(Share { count: 2.., .. }) if !required.is_empty() => PlacementError::Required,
+        Request::Share(share) => PlacementError::NoShare(share),
     }
 }
 
@@ -169,8 +206,12 @@ pub(super) fn of_each_gpu(
             Some(GpuRejectReason::Unhealthy(problem))
         } else if !pod.accepts(&gpu.model) {
             Some(GpuRejectReason::Model)
+        } else if !pod.selection.accepts(gpu) {
+            Some(GpuRejectReason::NotSelected)
+        } else if pod.selection.idle_only && !node.used(gpu.index).is_none() {
+            Some(GpuRejectReason::InUse)
         } else {
-            room_reject_reason(node, gpu.index, Hold::of(request))
+            room_reject_reason(node, gpu.index, node.node().hold(request, gpu.index))
         };
         (gpu.index, refusal)
     })

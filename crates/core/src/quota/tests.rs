@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::units::Percent;
+use crate::grant::Hold;
+use crate::request::ContainerRole;
+use crate::units::{GpuIndex, Percent};
 
 fn taken(compute_percent: u64, memory: u64) -> GpuAmount {
     GpuAmount { compute_percent, memory: MiB(memory) }
@@ -77,12 +79,38 @@ fn returns_the_amount_to_release_first() {
 #[test]
 fn bounds_what_a_request_takes() {
     let node = crate::fixtures::node_of_memories(&[100, 200]);
-    let most = |request| GpuAmount::upper_bound(&PodRequest::of_mains([request]), &node);
+    let most = |request| GpuAmount::peak_need(&PodRequest::of_mains([request]), &node);
     assert_eq!(most(Request::Whole(2)), taken(200, 400));
-    assert_eq!(most(Request::Share { compute_percent: Percent(30), memory: MiB(10) }), taken(30, 10));
+    assert_eq!(most(Request::share(Percent(30), MiB(10))), taken(30, 10));
     // The smaller GPU counts where the request fits on it, because the percentage is higher there.
-    assert_eq!(most(Request::Memory(MiB(51))), taken(51, 51));
-    assert_eq!(most(Request::Memory(MiB(150))), taken(75, 150));
+    assert_eq!(most(Request::memory(MiB(51))), taken(51, 51));
+    assert_eq!(most(Request::memory(MiB(150))), taken(75, 150));
+}
+
+/// A small container with guaranteed compute must not hide what another one of its pod may use.
+#[test]
+fn containers_without_guaranteed_compute_count_beside_others() {
+    let node = crate::fixtures::node_of_memories(&[1000]);
+    let container = |name: &str, role, compute_percent, memory| ContainerGrant {
+        container: name.to_owned(),
+        role,
+        holds: vec![(
+            GpuIndex(0),
+            Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(memory) },
+        )],
+    };
+    let large = container("large", ContainerRole::Main, 0, 900);
+    let small = container("small", ContainerRole::Main, 1, 10);
+    let init = container("init", ContainerRole::Init, 0, 950);
+    let of = |containers: &[&ContainerGrant]| {
+        let containers: Vec<ContainerGrant> = containers.iter().map(|one| (*one).clone()).collect();
+        GpuAmount::of_grants(&containers, &node)
+    };
+    assert_eq!(of(&[&large]), taken(90, 900));
+    assert_eq!(of(&[&large, &small]), taken(91, 910));
+    assert_eq!(of(&[&init, &large, &small]), taken(95, 950));
+    let all = container("all", ContainerRole::Main, 60, 10);
+    assert_eq!(of(&[&large, &all]), taken(100, 910), "a pod uses no more than the GPU");
 }
 
 proptest! {

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use tessera_core::gpu::{Gpu, GpuUuid, Health, Model};
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::node::Node;
-use tessera_core::request::{ContainerRequest, ContainerRole, LinkSensitivity, PodRequest, Request};
+use tessera_core::request::{
+    ContainerRequest, ContainerRole, LinkSensitivity, MemoryRequest, PodRequest, Request, Share,
+};
+use tessera_core::selection::{GpuSelection, NumaBinding, ScoringWeights};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
@@ -25,6 +28,7 @@ pub(crate) fn node() -> impl Strategy<Value = Node> {
         |(name, mut gpus, links)| {
             for (index, gpu) in (0u8..).zip(&mut gpus) {
                 gpu.index = GpuIndex(index);
+                gpu.uuid = GpuUuid::from(format!("GPU-{index}").as_str());
             }
             let topology =
                 Topology::from_pairs(gpus.len(), |a, b| links[a.position() * MOST_GPUS + b.position()]);
@@ -37,13 +41,13 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let memory = prop::sample::select(vec![MiB(8192), MiB(16_384)]);
     let health =
         prop::sample::select(vec![Health::Healthy, Health::Healthy, Health::Healthy, Health::Unhealthy]);
-    (memory, health, model()).prop_map(|(memory, health, model)| Gpu {
+    (memory, health, model(), option::weighted(0.8, 0..2u16)).prop_map(|(memory, health, model, numa)| Gpu {
         index: GpuIndex(0),
         uuid: GpuUuid::from("GPU-x"),
         minor: 0,
         model,
         memory,
-        numa: None,
+        numa,
         health,
     })
 }
@@ -66,15 +70,23 @@ fn role() -> impl Strategy<Value = ContainerRole> {
     ])
 }
 
+fn memory_request() -> impl Strategy<Value = MemoryRequest> {
+    prop_oneof![
+        (1..9000u64).prop_map(|memory| MemoryRequest::Amount(MiB(memory))),
+        (1..=100u32).prop_map(|part| MemoryRequest::PartOfGpu(Percent(part))),
+    ]
+}
+
 fn request() -> impl Strategy<Value = Request> {
     let memory = || prop::sample::select(vec![MiB(1), MiB(4096), MiB(9000), MiB(16_384)]);
     prop_oneof![
         (1..4u8).prop_map(Request::Whole),
-        (1..100u32, memory()).prop_map(|(compute_percent, memory)| Request::Share {
-            compute_percent: Percent(compute_percent),
-            memory
+        (1..100u32, memory())
+            .prop_map(|(compute_percent, memory)| Request::share(Percent(compute_percent), memory)),
+        memory().prop_map(Request::memory),
+        (2..5u8, 0..60u32, memory_request()).prop_map(|(count, compute_percent, memory)| {
+            Request::Share(Share { count, compute_percent: Percent(compute_percent), memory })
         }),
-        memory().prop_map(Request::Memory),
     ]
 }
 
@@ -99,6 +111,27 @@ pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
             } else {
                 LinkSensitivity::Insensitive
             },
+            selection: Default::default(),
+        },
+    )
+}
+
+/// Generates annotations of all kinds. Most pods have none.
+pub(crate) fn selection() -> impl Strategy<Value = GpuSelection> {
+    let models = || vec(prop::sample::select(vec!["t4", "a1", "h100"]).prop_map(str::to_owned), 0..2);
+    let uuids = || prop::collection::btree_set((0..9u8).prop_map(|index| format!("GPU-{index}")), 0..5);
+    let numa = prop::sample::select(vec![NumaBinding::Any, NumaBinding::Preferred, NumaBinding::Required]);
+    let weights = option::of((0..3u32, 0..3u32, any::<u32>()))
+        .prop_map(|weights| weights.map(|(slot, core, memory)| ScoringWeights { slot, core, memory }));
+    (models(), models(), uuids(), uuids(), any::<bool>(), numa, weights).prop_map(
+        |(use_models, avoid_models, use_uuids, avoid_uuids, idle_only, numa, weights)| GpuSelection {
+            use_models,
+            avoid_models,
+            use_uuids,
+            avoid_uuids,
+            idle_only,
+            numa,
+            weights,
         },
     )
 }

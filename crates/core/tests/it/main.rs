@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod arbitrary;
+mod defragment;
+mod gang;
 mod ledger;
 mod links;
 mod packing;
 mod placement;
+mod reservations;

@@ -2,6 +2,7 @@
 //! determinism.
 
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use tessera_core::forecast::Forecast;
 use tessera_core::gpu::Gpu;
@@ -10,7 +11,8 @@ use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::{Ledger, LedgerChange};
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, explain, filter, place, score};
-use tessera_core::request::{ContainerRole, PodRequest, Request};
+use tessera_core::request::{ContainerRole, MemoryRequest, PodRequest, Request, Share};
+use tessera_core::selection::NumaBinding;
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 use tessera_core::workload::Workload;
@@ -26,7 +28,9 @@ fn policy() -> impl Strategy<Value = Policy> {
             let forecast = Forecast::new(&Workload::of(&pods), &nodes.iter().collect());
             Policy::Tessera(forecast.into())
         });
-    prop_oneof![2 => named, 1 => expecting]
+    let plain = prop_oneof![2 => named, 1 => expecting].boxed();
+    let pair = (option::of(plain.clone()), option::of(plain.clone()), plain.clone());
+    prop_oneof![3 => plain, 1 => pair.prop_map(|(gpus, nodes, other)| other.with(gpus, nodes))]
 }
 
 fn grant(
@@ -40,7 +44,7 @@ fn grant(
         node: node.node().name.clone(),
         cpu: pod.cpu,
         memory: pod.memory,
-        containers: gpus.grants(pod),
+        containers: gpus.grants(node.node(), pod),
     }
 }
 
@@ -60,11 +64,8 @@ proptest! {
             let Ok(placement) = place(state, pod, policy, GpuSet::EMPTY) else { continue };
             prop_assert_eq!(place(state, pod, policy, GpuSet::EMPTY), Ok(placement.clone()));
             for (container, gpus) in pod.containers.iter().zip(&placement.gpus) {
-                let asked = match container.request {
-                    None => 0,
-                    Some(Request::Whole(count)) => usize::from(count),
-                    Some(_) => 1,
-                };
+                // The GPUs are a set, so no two parts of a request are on one GPU.
+                let asked = container.request.map_or(0, Request::gpu_count);
                 prop_assert_eq!(gpus.len(), asked);
             }
             let grant = grant(state, pod, uid, &placement);
@@ -72,6 +73,51 @@ proptest! {
             prop_assert_eq!(ledger.book(grant), Ok(LedgerChange::Changed));
         }
         prop_assert!(ledger.overbooked().is_empty());
+    }
+
+    /// Pods with annotations share a node with pods without. Whatever the annotations say, the chosen GPUs follow
+    /// them, and no GPU holds two parts of one request or more than it has.
+    #[test]
+    fn annotations_are_followed_by_every_policy(
+        node in arbitrary::node(),
+        pods in vec((arbitrary::pod_request(), option::weighted(0.7, arbitrary::selection()), policy()), 0..10),
+    ) {
+        let name = node.name.clone();
+        let mut ledger = Ledger::default();
+        ledger.set_node(node);
+        for (uid, (pod, selection, policy)) in pods.into_iter().enumerate() {
+            let pod = PodRequest { selection: selection.unwrap_or_default(), ..pod };
+            let state = ledger.node(&name).unwrap();
+            let placement = match place(state, &pod, &policy, GpuSet::EMPTY) {
+                Ok(placement) => placement,
+                Err(refusal) => {
+                    prop_assert!(refusal.to_string().len() <= 60, "{}", refusal);
+                    let alone = place(&empty(state), &pod, &policy, GpuSet::EMPTY);
+                    prop_assert!(refusal.may_resolve() || alone.is_err(), "{refusal}");
+                    prop_assert_eq!(explain(state, &pod, &policy).map(|why| why.error), Some(refusal));
+                    prop_assert_eq!(filter(state, &pod, &policy), Err(refusal));
+                    continue;
+                }
+            };
+            prop_assert_eq!(filter(state, &pod, &policy), Ok(()));
+            let quick = score(state, &pod, &policy).unwrap();
+            prop_assert!((quick - placement.score).abs() < 1e-6, "{quick} {placement:?}");
+            for (container, gpus) in pod.containers.iter().zip(&placement.gpus) {
+                prop_assert_eq!(gpus.len(), container.request.map_or(0, Request::gpu_count));
+                let chosen = || state.node().gpus().iter().filter(|gpu| gpus.contains(gpu.index));
+                prop_assert!(chosen().all(|gpu| pod.selection.accepts(gpu)), "{:?}", pod.selection);
+                if pod.selection.idle_only {
+                    prop_assert!(chosen().all(|gpu| state.used(gpu.index).is_none()));
+                }
+                if pod.selection.numa == NumaBinding::Required && gpus.len() > 1 {
+                    let first = chosen().next().and_then(|gpu| gpu.numa);
+                    prop_assert!(first.is_some() && chosen().all(|gpu| gpu.numa == first));
+                }
+            }
+            let grant = grant(state, &pod, uid, &placement);
+            prop_assert_eq!(ledger.book(grant), Ok(LedgerChange::Changed));
+            prop_assert!(ledger.overbooked().is_empty());
+        }
     }
 
     #[test]
@@ -95,10 +141,10 @@ proptest! {
         };
         let request = container.request.unwrap();
         let alone = PodRequest { containers: vec![container.clone()], ..pod.clone() };
-        let asked = if let Request::Whole(count) = request { usize::from(count) } else { 1 };
-        let hold = Hold::of(request);
+        let asked = request.gpu_count();
+        let fits = |gpu: GpuIndex| state.fits(gpu, state.node().hold(request, gpu));
         let gpus = state.node().gpus().iter();
-        let usable = gpus.filter(|gpu| state.fits(gpu.index, hold) && alone.accepts(&gpu.model)).count();
+        let usable = gpus.filter(|gpu| fits(gpu.index) && alone.accepts(&gpu.model)).count();
         let has_cpu = state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory;
         let placement = place(state, &alone, &policy, GpuSet::EMPTY);
         prop_assert_eq!(placement.is_ok(), usable >= asked && has_cpu, "{:?}", placement);
@@ -128,6 +174,7 @@ proptest! {
         node in arbitrary::node(),
         required in 0u64..256,
         count in 1u8..6,
+        shared in any::<bool>(),
         policy in policy(),
     ) {
         let mut ledger = Ledger::default();
@@ -135,7 +182,9 @@ proptest! {
         ledger.set_node(node);
         let state = ledger.node(&name).unwrap();
         let required = GpuSet::from_mask(required).intersection(state.idle());
-        let pod = PodRequest::of_mains([Request::Whole(count)]);
+        let share = Share { count, compute_percent: Percent(10), memory: MemoryRequest::Amount(MiB(1)) };
+        let request = if shared && count > 1 { Request::Share(share) } else { Request::Whole(count) };
+        let pod = PodRequest::of_mains([request]);
         match place(state, &pod, &policy, required) {
             Ok(placement) => {
                 prop_assert!(placement.gpus[0].is_superset(required));
@@ -155,9 +204,13 @@ fn empty(state: &NodeState) -> NodeState {
 #[test]
 fn a_hold_follows_from_its_request() {
     use tessera_core::units::{MiB, Percent};
-    assert_eq!(Hold::of(Request::Whole(3)), Hold::Whole);
-    let memory_only = Hold::Share { compute_percent: Percent(0), memory: MiB(5) };
-    assert_eq!(Hold::of(Request::Memory(MiB(5))), memory_only);
+    let of = |request| Hold::of(request, MiB(1001));
+    assert_eq!(of(Request::Whole(3)), Hold::Whole);
+    let share = |percent, memory| Hold::Share { compute_percent: Percent(percent), memory: MiB(memory) };
+    assert_eq!(of(Request::memory(MiB(5))), share(0, 5));
+    let half = MemoryRequest::PartOfGpu(Percent(50));
+    let two = Request::Share(Share { count: 2, compute_percent: Percent(30), memory: half });
+    assert_eq!(of(two), share(30, 500));
 }
 
 #[test]
@@ -166,13 +219,12 @@ fn a_small_container_does_not_take_the_only_place_of_a_large_one() {
         |index| Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(100));
     let node = Node::new("node".into(), vec![gpu(0), gpu(1)], Topology::unknown(2), MilliCpu(0), MiB(0));
     let mut state = NodeState::empty(node.unwrap().into());
-    let share =
-        |percent: u32| Request::Share { compute_percent: Percent(percent), memory: MiB(percent.into()) };
+    let share = |percent: u32| Request::share(Percent(percent), MiB(percent.into()));
     for (gpu, taken) in [(0, 5), (1, 60)] {
         let held = ContainerGrant {
             container: "c".to_owned(),
             role: ContainerRole::Main,
-            holds: vec![(GpuIndex(gpu), Hold::of(share(taken)))],
+            holds: vec![(GpuIndex(gpu), Hold::of(share(taken), MiB(100)))],
         };
         let grant = PodGrant {
             pod: format!("uid-{gpu}").as_str().into(),

@@ -19,7 +19,7 @@ use serde_json::Value;
 use server::{Job, Prometheus, promtool};
 use tessera_demo::{DemoOptions, built_in_models, run};
 use tessera_sim::http::HttpClient;
-use tessera_sim::kubelet::{GREEDY, IDLE};
+use tessera_sim::kubelet::{BUSY, GREEDY, IDLE};
 
 fn deploy(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring").join(file)
@@ -60,14 +60,10 @@ async fn json(address: SocketAddr, path: &str) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Panels about what simulated GPUs cannot do: reduce their clocks, and run a library that throttles.
-const NOT_SIMULATED: [&str; 2] = ["Reduced clocks", "Throttled time by pod"];
-
-/// Returns a pod that misbehaves, by the name of its container.
-fn misbehaving(container: &str) -> String {
-    let limits = serde_json::json!({"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "16"});
+/// Returns a pod whose container behaves as its name says.
+fn special(pod: &str, container: &str, limits: &Value) -> String {
     let pod = serde_json::json!({
-        "metadata": {"name": format!("{container}-pod")},
+        "metadata": {"name": pod},
         "spec": {"restartPolicy": "Never", "nodeSelector": {"pool": "shared"},
                  "containers": [{"name": container, "image": "simulated", "resources": {"limits": limits}}]},
     });
@@ -128,11 +124,19 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     for job in &jobs {
         prometheus.until_some(&format!("up{{job=\"{}\"}} == 1", job.name)).await;
     }
-    for container in [GREEDY, IDLE] {
+    let share = serde_json::json!({"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "16"});
+    let whole = serde_json::json!({"nvidia.com/gpu": "1"});
+    for (pod, container, limits) in [
+        ("greedy-pod", GREEDY, &share),
+        ("idle-pod", IDLE, &share),
+        ("busy-pod", BUSY, &share),
+        ("hot-pod", BUSY, &whole),
+    ] {
         let mut client = HttpClient::new(&format!("http://{api}")).unwrap();
         let path = "/api/v1/namespaces/research/pods";
         let headers = [("content-type", "application/json")];
-        let (status, answer) = client.send("POST", path, &headers, misbehaving(container)).await.unwrap();
+        let (status, answer) =
+            client.send("POST", path, &headers, special(pod, container, limits)).await.unwrap();
         assert_eq!(status, 201, "{answer}");
     }
     prometheus.until_some("rate(tessera_container_busy_seconds_total[10s]) > 0").await;
@@ -140,12 +144,15 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     prometheus.until_some("tessera:container_held:ratio > 0").await;
     prometheus.until_some("tessera:container_busy:increase30m > 0").await;
     prometheus.until_some("pod_and_gpu_map_info").await;
-    // Escapes, waste and a broken GPU happen in the demo.
+    // Escapes, waste, throttling, reduced clocks and a broken GPU happen in the demo.
+    prometheus
+        .until_some("rate(tessera_container_throttled_seconds_total{pod=\"busy-pod\"}[10s]) > 0.5")
+        .await;
+    prometheus.until_some("tessera_gpu_clock_limited{reason=\"power_cap\"} == 1").await;
     prometheus.until_some("tessera_container_escaped_processes{pod=\"greedy-pod\"} > 0").await;
     prometheus.until_some("tessera:container_busy:increase30m{pod=\"idle-pod\"} == 0").await;
     prometheus.until_some("tessera_gpu_xid_last_timestamp_seconds").await;
-    for (panel, query) in queries().into_iter().filter(|(panel, _)| !NOT_SIMULATED.contains(&panel.as_str()))
-    {
+    for (panel, query) in queries() {
         // Values over time need a few scrapes.
         let found = poll_foreign(&format!("panel {panel:?} to have data: {query}"), async || {
             Some(prometheus.query(&query).await).filter(|found| !found.is_empty())
@@ -165,9 +172,13 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
         assert_eq!(rule["health"], "ok", "{rule}");
     }
     let state = |name: &str| rules.iter().find(|rule| rule["name"] == name).unwrap()["state"].clone();
-    for name in
-        ["TesseraAgentDown", "TesseraSchedulerDown", "TesseraSchedulerNoLeader", "TesseraUsageUnknown"]
-    {
+    for name in [
+        "TesseraAgentDown",
+        "TesseraSchedulerDown",
+        "TesseraSchedulerNoLeader",
+        "TesseraUsageUnknown",
+        "TesseraCertificateExpires",
+    ] {
         assert_eq!(state(name), "inactive", "{name}");
     }
     for name in ["TesseraEscapedProcess", "TesseraOverMemoryShare", "TesseraGpuXid"] {

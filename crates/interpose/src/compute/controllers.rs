@@ -10,7 +10,7 @@ use tessera_throttle::controller::{ArbiterWindow, GpuController, LimitRule, Roun
 
 use super::driver::CudaDriver;
 use super::{Gate, now};
-use crate::grant::Process;
+use crate::grant::{GpuPlace, Process};
 
 /// The controllers of all GPUs.
 #[derive(Default)]
@@ -37,8 +37,9 @@ impl Controllers {
 
 fn run_round(process: &Process, gpu: GpuSlot, gate: &Gate, controller: &mut GpuController) -> Sleep {
     let began = now();
-    let shared = process.account.pacer(gpu);
-    let has_arbiter = gate.is_limited() && process.control.has_arbiter(began.0);
+    let GpuPlace { grant, gpu: place } = process.place(gpu);
+    let shared = grant.account.pacer(*place);
+    let has_arbiter = gate.is_limited() && grant.control.has_arbiter(began.0);
     if controller.set_rule(began, LimitRule { percent: gate.percent(), has_arbiter }, gate) {
         shared.reset(began);
     }
@@ -51,7 +52,7 @@ fn run_round(process: &Process, gpu: GpuSlot, gate: &Gate, controller: &mut GpuC
     }
     // The driver may have blocked this thread, so the decision needs a new reading of the clock.
     let decision = if has_arbiter {
-        let WindowState { change, number, deadline, queue_limit } = process.control.window(gpu).read();
+        let WindowState { change, number, deadline, queue_limit } = grant.control.window(*place).read();
         let (deadline, queue_limit) = (Nanos(deadline), Nanos(queue_limit));
         let window = ArbiterWindow { change, number, deadline, queue_limit };
         controller.follow_window(now(), window, gate)
@@ -66,10 +67,11 @@ fn carry_out(process: &Process, gpu: GpuSlot, gate: &Gate, decision: RoundDecisi
         futex::wake(gate.open_word());
     }
     if let Some(demand) = decision.report {
-        let reported = &process.slot().demand[gpu];
+        let GpuPlace { grant, gpu } = process.place(gpu);
+        let reported = &grant.slot().demand[*gpu];
         reported.drained.store(demand.drained, Ordering::Release);
         reported.wants.store(u32::from(demand.wants), Ordering::Release);
-        process.wake_arbiter();
+        grant.wake_arbiter();
     }
     decision.sleep
 }

@@ -15,7 +15,7 @@ use tessera_limits::{Bytes, GpuLimit, GpuSlot, PerGpu, futex};
 
 use crate::cuda::{Handle, Status};
 use crate::entry::table::hooks;
-use crate::grant::Process;
+use crate::grant::{GpuPlace, Process};
 
 /// Times at which code was loaded, and up to which the agent's measurement includes it.
 #[derive(Debug, Default)]
@@ -71,12 +71,13 @@ impl Process {
     /// measurement did not come in time, or no agent runs.
     pub fn wait_for_measurement(&self, gpu: GpuSlot) -> bool {
         let begin = futex::now();
-        let is_measured = || self.control.measured_at(gpu) > begin;
-        let awaiting_measurement = &self.slot().awaiting_measurement;
+        let GpuPlace { grant, gpu } = self.place(gpu);
+        let is_measured = || grant.control.measured_at(*gpu) > begin;
+        let awaiting_measurement = &grant.slot().awaiting_measurement;
         awaiting_measurement.fetch_add(1, Ordering::SeqCst);
-        self.wake_arbiter();
+        grant.wake_arbiter();
         let mut waited = Duration::ZERO;
-        while !is_measured() && self.control.has_arbiter(futex::now()) && waited < MAX_MEASUREMENT_WAIT {
+        while !is_measured() && grant.control.has_arbiter(futex::now()) && waited < MAX_MEASUREMENT_WAIT {
             std::thread::sleep(POLL_INTERVAL);
             waited += POLL_INTERVAL;
         }

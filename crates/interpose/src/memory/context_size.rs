@@ -30,7 +30,7 @@ pub fn charge(process: &Process, gpu: GpuSlot) -> Result<Bytes, Status> {
         return Ok(bytes);
     }
     // Another process may be charged an upper bound until its context has been measured.
-    if process.control.has_arbiter(futex::now()) {
+    if process.place(gpu).grant.control.has_arbiter(futex::now()) {
         let charge_again = || {
             process.sweep();
             Some(process.context_size(gpu)).filter(|&size| process.try_charge(gpu, size))

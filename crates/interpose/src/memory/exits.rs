@@ -10,7 +10,7 @@ use tessera_limits::memory_account::{MemoryAccount, ProcessIdentity};
 use tessera_limits::process_stat::ProcessStat;
 use tessera_limits::{Bytes, GpuSlot, futex};
 
-use crate::grant::Process;
+use crate::grant::{GpuPlace, Process};
 
 /// Longest time for which a question for free memory waits until a killed process has ended.
 const MAX_EXIT_WAIT: Duration = Duration::from_millis(1_000);
@@ -36,26 +36,30 @@ impl Process {
     /// Notes the processes that have ended, and releases the charges of those whose memory the
     /// driver has reclaimed.
     pub fn sweep(&self) {
-        sweep(&self.account, self.identity);
+        for grant in self.grants() {
+            sweep(&grant.account, self.identity);
+        }
     }
 
     /// Returns the memory of a GPU that the container holds, charged or uncharged, once the driver
     /// has reclaimed the memory of ended processes. Waits for processes that are about to end.
     pub fn held(&self, gpu: GpuSlot) -> Bytes {
         self.sweep();
-        while self.account.is_awaiting_exit(gpu, futex::now(), MAX_EXIT_WAIT) {
+        let GpuPlace { grant, gpu: place } = self.place(gpu);
+        while grant.account.is_awaiting_exit(*place, futex::now(), MAX_EXIT_WAIT) {
             std::thread::sleep(POLL_INTERVAL);
             self.sweep();
         }
         self.remeasure_after_exit(gpu);
-        self.account.held_without_ended(gpu) + self.control.uncharged(gpu)
+        grant.account.held_without_ended(*place) + self.uncharged(gpu)
     }
 
     /// Waits for a new measurement of the uncharged memory if the last one may include processes
     /// that have ended since.
     pub fn remeasure_after_exit(&self, gpu: GpuSlot) {
-        let is_outdated = self.account.has_end_since(self.control.measured_at(gpu), futex::now());
-        if is_outdated && self.control.uncharged(gpu) > Bytes::ZERO {
+        let GpuPlace { grant, gpu: place } = self.place(gpu);
+        let is_outdated = grant.account.has_end_since(grant.control.measured_at(*place), futex::now());
+        if is_outdated && self.uncharged(gpu) > Bytes::ZERO {
             self.wait_for_measurement(gpu);
         }
     }

@@ -264,7 +264,7 @@ impl Pool {
     /// Charges more than the pool has reserved, if the container is far from its limit. Returns
     /// whether it did.
     fn prepay(&self, process: &Process, gpu: GpuSlot) -> bool {
-        if process.account.held(gpu) + PREPAY_DISTANCE > process.memory_limit(gpu) {
+        if process.charged(gpu) + PREPAY_DISTANCE > process.memory_limit(gpu) {
             return false;
         }
         let Some(reserved) = self.attribute(POOL_RESERVED) else { return false };
@@ -305,7 +305,7 @@ impl Pool {
         let status = call_driver();
         self.in_flight.fetch_sub(charged, Ordering::SeqCst);
         self.settle(process);
-        let (held, limit) = (process.account.held(gpu), process.memory_limit(gpu));
+        let (held, limit) = (process.charged(gpu), process.memory_limit(gpu));
         // The pool could not use its spare memory and has reserved more than the limit allows.
         if charged == Bytes::ZERO && status == SUCCESS && held > limit {
             undo();

@@ -1,5 +1,7 @@
 //! Memory limits, for every way to allocate memory.
 
+use tessera_limits::{GpuLimit, files};
+
 use crate::support::{CONTEXT, Container, ManualArbiter, Tenant, until};
 
 const LIMIT: u64 = 4096;
@@ -20,6 +22,30 @@ fn every_allocation_and_entry_point_stops_at_the_limit() {
             assert_eq!(tenant.end(), "");
         }
     }
+}
+
+/// A container with several claims has a directory with a grant for each.
+#[test]
+fn each_gpu_is_limited_by_the_grant_of_its_claim() {
+    let container = Container::with_claims(LIMIT);
+    let mut tenant = container.begun("dlsym");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+    assert_eq!(
+        (container.charged_to_claim("a"), container.charged_to_claim("b")),
+        (0, CONTEXT + PIECES * 64)
+    );
+    assert_eq!(tenant.ask("free plain"), "0");
+    assert_eq!(container.charged_to_claim("b"), CONTEXT);
+    assert_eq!(tenant.end(), "");
+    // A container adds a grant of its own, with all memory.
+    let mut more = files::open_control(&container.grant().join("b")).unwrap().read().unwrap();
+    more.gpus[0].memory = GpuLimit::WHOLE;
+    container.add_claim("0", &more);
+    container.add_claim("z", &more);
+    assert_eq!(container.begun("dlsym").ask("fill plain 64"), format!("{PIECES} 2"));
+    // A damaged grant is an error, not a way around the others.
+    std::fs::write(container.grant().join("z/control"), "").unwrap();
+    assert_ne!(container.start("dlsym").ask("begin"), "0");
 }
 
 /// Covers allocations through less common interfaces: memory nodes of graphs, and version 1 of the

@@ -162,6 +162,29 @@ impl Container {
         container
     }
 
+    /// Creates a container with the grants of two claims, each in a directory of its own. The first one has another GPU,
+    /// and the second one has this much memory of the simulated GPU.
+    pub(crate) fn with_claims(memory: u64) -> Self {
+        let container = Self::with_memory(memory);
+        let own = files::open_control(&container.grant()).unwrap().read().unwrap();
+        std::fs::remove_dir_all(container.grant()).unwrap();
+        let mut other = own.clone();
+        other.gpus[0].uuid = UuidBytes([9; 16]);
+        container.add_claim("a", &other);
+        container.add_claim("b", &own);
+        container
+    }
+
+    /// Adds the grant of a claim.
+    pub(crate) fn add_claim(&self, name: &str, limits: &GrantLimits) {
+        files::create_grant(&self.grant().join(name), limits).unwrap();
+    }
+
+    /// Returns the memory of the first GPU that is charged to the grant of a claim, in MiB.
+    pub(crate) fn charged_to_claim(&self, name: &str) -> u64 {
+        files::open_account(&self.grant().join(name)).unwrap().held(GpuSlot::FIRST).whole_mib()
+    }
+
     /// Creates a container with a soft share: `compute_percent` guaranteed, and at most `ceiling`
     /// percent.
     pub(crate) fn with_ceiling(memory: u64, compute_percent: u32, ceiling: u32) -> Self {

@@ -14,11 +14,11 @@ const FALLBACK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An inotify watch on a directory, or `None` if inotify is not available. It is read like a pipe.
 #[derive(Debug)]
-pub(super) struct DirectoryWatch(Option<Receiver>);
+pub(crate) struct DirectoryWatch(Option<Receiver>);
 
 impl DirectoryWatch {
     /// Starts to watch the directory.
-    pub(super) fn on(directory: &Path) -> Self {
+    pub(crate) fn on(directory: &Path) -> Self {
         let watch = || -> io::Result<Receiver> {
             let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
             let changes = WatchFlags::CREATE
@@ -37,7 +37,7 @@ impl DirectoryWatch {
     }
 
     /// Waits until the directory may have changed.
-    pub(super) async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         let Some(watch) = &self.0 else { return sleep(POLL_INTERVAL).await };
         tokio::select! {
             () = drain(watch) => {}

@@ -6,19 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tessera_wire::kubelet::{
-    device_plugin::device_plugin_server::DevicePluginServer,
-    plugin_registration::registration_server::RegistrationServer,
-};
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
-use tonic::transport::{Server, server::Router};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Router;
 
-use super::{DevicePlugin, connection::Connection, service::Service};
+use super::connection::Connection;
 
 /// Identity of a socket file. Inode numbers are reused at once, so the change time is part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileIdentity {
+pub(crate) struct FileIdentity {
     device: u64,
     inode: u64,
     changed: (i64, i64),
@@ -26,7 +23,7 @@ pub(super) struct FileIdentity {
 
 impl FileIdentity {
     /// Returns the identity of a file, or `None` if it does not exist.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self {
             device: metadata.dev(),
@@ -38,26 +35,23 @@ impl FileIdentity {
 
 /// A socket that is being served.
 #[derive(Debug)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     path: PathBuf,
     identity: Option<FileIdentity>,
-    stop: tokio_util::sync::CancellationToken,
+    stop: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
 impl Endpoint {
     /// Serves at `path` and replaces a socket that an earlier process left there.
-    pub(super) fn open<P: DevicePlugin>(path: PathBuf, service: Service<P>) -> io::Result<Self> {
+    /// The server runs until `stop`, which also ends with this endpoint.
+    pub(crate) fn open(path: PathBuf, stop: CancellationToken, router: Router) -> io::Result<Self> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
         let identity = FileIdentity::of(&path);
-        let stop = service.stop.clone();
-        let router: Router = Server::builder()
-            .add_service(RegistrationServer::new(service.clone()))
-            .add_service(DevicePluginServer::new(service));
         let stopped = stop.clone().cancelled_owned();
         let connections = UnixListenerStream::new(listener).map(|accepted| accepted.map(Connection::new));
         let server = tokio::spawn(router.serve_with_incoming_shutdown(connections, stopped));
@@ -66,13 +60,13 @@ impl Endpoint {
 
     /// Returns whether the socket can still be reached by its path. A starting kubelet deletes all
     /// sockets.
-    pub(super) fn is_intact(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         self.identity.is_some() && FileIdentity::of(&self.path) == self.identity && !self.server.is_finished()
     }
 
     /// Stops the server, waits for its end, and removes the socket unless another process has
     /// replaced it.
-    pub(super) async fn close(self) {
+    pub(crate) async fn close(self) {
         self.stop.cancel();
         if let Ok(Err(error)) = self.server.await {
             tracing::warn!(socket = %self.path.display(), %error, "the gRPC server of the socket failed; the socket is opened again");

@@ -93,7 +93,8 @@ pub async fn serve<P: DevicePlugin>(
         };
         let service =
             Service { plugin: plugin.clone(), resource: resource.as_str().into(), stop: stop.child_token() };
-        let endpoint = Endpoint::open(socket.clone(), service).map_err(|source| ServeError {
+        let (service_stop, router) = (service.stop.clone(), service.router());
+        let endpoint = Endpoint::open(socket.clone(), service_stop, router).map_err(|source| ServeError {
             resource: resource.clone(),
             socket: socket.clone(),
             source,

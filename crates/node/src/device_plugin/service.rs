@@ -3,13 +3,17 @@
 use std::{pin::Pin, sync::Arc};
 
 use tessera_wire::kubelet::{
-    DEVICE_PLUGIN_TYPE, DEVICE_PLUGIN_VERSION, HEALTHY, UNHEALTHY, device_plugin as proto,
-    plugin_registration,
+    DEVICE_PLUGIN_TYPE, DEVICE_PLUGIN_VERSION, HEALTHY, UNHEALTHY,
+    device_plugin::{self as proto, device_plugin_server::DevicePluginServer},
+    plugin_registration::{self, registration_server::RegistrationServer},
 };
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{
+    Request, Response, Status,
+    transport::{Server, server::Router},
+};
 
 use super::{DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
 
@@ -31,6 +35,15 @@ pub(super) struct Service<P> {
 impl<P> Clone for Service<P> {
     fn clone(&self) -> Self {
         Self { plugin: self.plugin.clone(), resource: self.resource.clone(), stop: self.stop.clone() }
+    }
+}
+
+impl<P: DevicePlugin> Service<P> {
+    /// Returns a server for registration and devices.
+    pub(super) fn router(self) -> Router {
+        Server::builder()
+            .add_service(RegistrationServer::new(self.clone()))
+            .add_service(DevicePluginServer::new(self))
     }
 }
 

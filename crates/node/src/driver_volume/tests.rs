@@ -170,3 +170,18 @@ fn links_of_the_host_begin_at_its_root_and_may_not_loop() {
     symlink("loop", host.root().join("loop")).unwrap();
     assert!(resolve(host.root(), Path::new("/loop")).is_err());
 }
+
+#[test]
+fn a_program_is_preferred_to_a_script_that_starts_it() {
+    let host = Host::with_driver("580.95");
+    let directory = host.root().join("usr/local/nvidia/bin");
+    fs::create_dir_all(&directory).unwrap();
+    fs::copy(host.root().join("usr/bin/nvidia-smi"), directory.join("nvidia-smi")).unwrap();
+    fs::write(host.root().join("usr/bin/nvidia-smi"), "#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi")
+        .unwrap();
+    host.fill().unwrap();
+    assert_eq!(host.read("bin/nvidia-smi"), "580.95");
+    fs::remove_dir_all(&directory).unwrap();
+    host.fill().unwrap();
+    assert!(host.read("bin/nvidia-smi").starts_with("#!"), "a script is better than nothing");
+}

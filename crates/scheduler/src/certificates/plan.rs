@@ -18,7 +18,7 @@ pub const KEYS: [&str; 4] = ["tls.crt", "tls.key", "ca.crt", "renew-after"];
 
 /// The name of the server that kube-scheduler checks: `serverName` in the shipped configuration. It is the same in
 /// every namespace.
-const SERVER_NAME: &str = "tessera-scheduler.kube-system.svc";
+pub const SERVER_NAME: &str = "tessera-scheduler.kube-system.svc";
 
 /// The contents of one Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -63,8 +63,8 @@ impl Changes {
 fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     match known {
-        NodeLookup::Gpus(GpuNode { spec, agent, pool, .. }) => {
-            (spec.dialects, agent, pool, &spec.node.instance_type).hash(&mut hasher);
+        NodeLookup::Gpus(GpuNode { spec, agent, pool, ready, cordoned, .. }) => {
+            (spec.dialects, agent, pool, &spec.node.instance_type, ready, cordoned).hash(&mut hasher);
             for gpu in spec.node.gpus() {
                 (gpu.minor, gpu.memory, &gpu.model, gpu.health.problem()).hash(&mut hasher);
             }

@@ -22,7 +22,7 @@ use tessera_wire::tessera::node_use::{MeasuredUse, NodeUse};
 
 use super::decisions::{Decision, KEPT};
 use super::view::explanation;
-use super::view::waste::{WasteView, waste};
+use super::view::waste::waste;
 use super::view::{ListQuery, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{assets, stream};
 use crate::server::{App, Caller, limit_calls};
@@ -65,7 +65,7 @@ pub fn routes(app: &Arc<App>, body_limit: usize) -> Router<Arc<App>> {
         .route("/pods/{namespace}/{name}", get(one_pod))
         .route("/pods/{namespace}/{name}/use", get(pod_use))
         .route("/pods/{namespace}/{name}/explanation", get(pod_explanation))
-        .route("/waste", get(|app: Shared| view(app, waste_now)))
+        .route("/waste", get(list_waste))
         .route("/quota", get(|app: Shared| view(app, |app| app.with_state(quota::quota))))
         .route("/what-if", post(what_if).layer(limited))
         .route("/decisions", get(decisions))
@@ -190,10 +190,13 @@ async fn found<T: Serialize + Send + 'static>(
     }
 }
 
-fn waste_now(app: &App) -> WasteView {
-    let now = u64::try_from(app.now().unix_nanos / 1_000_000).unwrap_or(u64::MAX);
-    let log = app.dashboard.usage.read().unwrap_or_else(PoisonError::into_inner);
-    app.with_state(|state| waste(state, &log, now))
+async fn list_waste(app: Shared, QueryParams(query): QueryParams<ListQuery>) -> Response {
+    let page = move |app: &App| {
+        let now = u64::try_from(app.now().unix_nanos / 1_000_000).unwrap_or(u64::MAX);
+        let log = app.dashboard.usage.read().unwrap_or_else(PoisonError::into_inner);
+        app.with_state(|state| waste(state, &log, now, &query))
+    };
+    view(app, page).await
 }
 
 async fn list_nodes(app: Shared, QueryParams(query): QueryParams<ListQuery>) -> Response {

@@ -5,7 +5,7 @@ use tessera_core::grant::PodGrant;
 use tessera_core::ledger::NodeGrant;
 use tessera_core::node::NodeState;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, hami, vcuda, whole};
 use tessera_wire::foreign::objects::Resources;
 use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node::ParsedNode};
@@ -21,14 +21,29 @@ pub(super) struct GpuNode<'a> {
     pub(super) pool: Option<&'a str>,
     /// The address of the node's agent.
     pub(super) agent: Option<&'a AgentAddress>,
+    /// Value of the node's condition `Ready`, or `None` without it.
+    pub(super) ready: Option<bool>,
+    /// True if the node accepts no new pods.
+    pub(super) cordoned: bool,
+}
+
+impl GpuNode<'_> {
+    /// Returns whether kube-scheduler may place new pods on the node, as far as its status tells.
+    pub(super) fn takes_pods(&self) -> bool {
+        !self.cordoned && self.ready != Some(false)
+    }
 }
 
 /// GPUs of a node that are not free.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder<'a> {
     pub(super) grant: &'a PodGrant,
-    /// The pod that holds the GPUs; `None` for a booking in doubt.
+    /// The pod that holds the GPUs; `None` for a claim, a booking in doubt and a reserved place.
     pub(super) pod: Option<&'a GpuPod>,
+    /// Namespace and name of the claim that holds the GPUs.
+    pub(super) claim: Option<(&'a str, &'a str)>,
+    /// The object that a reserved place is kept for.
+    pub(super) reserved_for: Option<&'a str>,
 }
 
 /// The result of looking up a node.
@@ -41,11 +56,12 @@ pub(super) enum NodeLookup<'a> {
     NoGpus,
 }
 
-pub(super) const DIALECTS: [(Dialect, &str); 4] = [
+pub(super) const DIALECTS: [(Dialect, &str); 5] = [
     (Dialect::Nvidia, "nvidia"),
     (Dialect::Gputopology, "gputopology"),
     (Dialect::Gpushare, "gpushare"),
     (Dialect::Vcuda, "vcuda"),
+    (Dialect::Hami, "hami"),
 ];
 
 /// Looks up a node.
@@ -58,17 +74,28 @@ pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'
             state: node,
             pool: state.quota_labels(name).and_then(|labels| labels.pool.as_deref()),
             agent: record.agent.as_ref(),
+            ready: record.ready,
+            cordoned: record.cordoned,
         }),
         _ => NodeLookup::NoGpus,
     })
 }
 
-/// Returns the pods with GPUs of a node, then the bookings in doubt.
+/// Returns the pods with GPUs of a node, then the bookings in doubt, then the reserved places.
 pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
     let with_gpus = state.ledger().counted_on(node).filter(|counted| !counted.grant().containers.is_empty());
     with_gpus.map(|counted| match counted {
-        NodeGrant::Held(grant) => Holder { grant, pod: state.pod(&grant.pod) },
-        NodeGrant::InDoubt(grant) => Holder { grant, pod: None },
+        NodeGrant::Held(grant) => Holder {
+            grant,
+            pod: state.pod(&grant.pod),
+            claim: state.claim_name(&grant.pod),
+            reserved_for: None,
+        },
+        NodeGrant::InDoubt(grant) => Holder { grant, pod: None, claim: None, reserved_for: None },
+        NodeGrant::Reserved(grant) => {
+            let reserved_for = state.ledger().reservation_owner(&grant.pod);
+            Holder { grant, pod: None, claim: None, reserved_for }
+        }
     })
 }
 
@@ -91,8 +118,13 @@ pub(super) fn asks_in(pod: &GpuPod, word: &str) -> bool {
         "gputopology" => whole::GPUTOPOLOGY.resource,
         "gpushare" => gpushare::MEMORY,
         "vcuda" => vcuda::CORE,
+        "hami" => return hami::PER_GPU.iter().any(|resource| names(pod, resource)),
         _ => return false,
     };
+    names(pod, resource)
+}
+
+fn names(pod: &GpuPod, resource: &str) -> bool {
     let named = |resources: &Resources| {
         resources.limits.contains_key(resource) || resources.requests.contains_key(resource)
     };

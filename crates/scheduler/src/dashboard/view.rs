@@ -40,11 +40,12 @@ pub struct ListQuery {
     pub q: String,
     /// Selects nodes by fullness grade, from 0 (empty) to 5 (full).
     pub fullness: Option<usize>,
-    /// Selects nodes in `trouble` (a GPU is unhealthy or overbooked), or pods that are `waiting` or
-    /// `placed`.
+    /// Selects nodes in `trouble` (a GPU is unhealthy or overbooked), pods that are `waiting` or `placed`, or pods
+    /// in the list of waste that are `idle`.
     pub state: String,
     /// Order of pods: `age` (oldest first), `youngest` or `name`; otherwise waiting pods first, the longest waiting
-    /// first, then by namespace and name.
+    /// first, then by namespace and name. Order of waste: `pod`, `node`, `held`, `used` or `idle`; otherwise by wasted
+    /// GPUs.
     pub sort: String,
     /// Number of items to skip.
     pub offset: usize,

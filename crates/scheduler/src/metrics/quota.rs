@@ -14,6 +14,18 @@ pub(super) struct QuotaMetrics {
     limit_percent: BTreeMap<Labels, u64>,
     used_mib: BTreeMap<Labels, u64>,
     limit_mib: BTreeMap<Labels, u64>,
+    /// Namespaces with limits of all models together, by name.
+    pub(super) totals: Vec<NamespaceQuota>,
+}
+
+/// What a namespace holds of all models together, and what it may hold.
+#[derive(Debug)]
+pub(super) struct NamespaceQuota {
+    pub(super) namespace: String,
+    pub(super) used_percent: u64,
+    pub(super) limit_percent: Option<u64>,
+    pub(super) used_mib: u64,
+    pub(super) limit_mib: Option<u64>,
 }
 
 impl QuotaMetrics {
@@ -36,6 +48,14 @@ impl QuotaMetrics {
             if let Some(memory) = limit.memory {
                 all.limit_mib.insert(labels(namespace, ""), memory.0);
             }
+            let used = usage.of(namespace);
+            all.totals.push(NamespaceQuota {
+                namespace: namespace.clone(),
+                used_percent: used.compute_percent,
+                limit_percent: limit.compute_percent,
+                used_mib: used.memory.0,
+                limit_mib: limit.memory.map(|memory| memory.0),
+            });
         }
         all
     }

@@ -10,6 +10,7 @@ use tessera_cluster::watch::WatchChange;
 use tessera_core::quota::{Quota, UnreadableLimits};
 use tessera_serve::files::Files;
 use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::resource_quota::ResourceQuota;
 use tessera_wire::foreign::{quota, unhealthy};
 
 use crate::server::App;
@@ -33,6 +34,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
         let has_news = {
             let mut state = app.write();
             let before = state.ledger().last_change();
+            state.set_event_time(app.now());
             for change in batch {
                 listed |= matches!(change, WatchChange::Listed);
                 match watched(change) {
@@ -69,9 +71,9 @@ pub(super) async fn watch_objects<T: Send + 'static>(
 /// The reason why a watch was interrupted.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct WatchLost(String);
+pub(super) struct WatchLost(String);
 
-fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, WatchLost> {
+pub(super) fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, WatchLost> {
     Ok(match change {
         WatchChange::Listing => WatchEvent::Listing,
         WatchChange::Set(object) => WatchEvent::Set(object),
@@ -218,6 +220,40 @@ pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = Wat
                 tracing::warn!(error, "cannot watch PodDisruptionBudgets; victims are chosen without them");
             }
             Err(_) => {}
+        }
+    }
+}
+
+/// Applies ResourceQuotas. Without permission to read them, only the quota ConfigMap counts.
+pub(super) async fn watch_resource_quotas(
+    app: Arc<App>,
+    changes: impl Stream<Item = WatchChange<ResourceQuota>> + Send,
+    complete: impl Fn() + Send,
+) {
+    let mut changes = std::pin::pin!(changes);
+    let mut trouble = FailureLog::default();
+    while let Some(change) = changes.next().await {
+        let is_list = matches!(change, WatchChange::Listed);
+        match watched(change) {
+            Ok(change) => {
+                if change.proves_connection() {
+                    trouble.clear();
+                }
+                app.write().handle(StateEvent::ResourceQuota(change));
+                app.retry_wait.record_change();
+            }
+            Err(WatchLost(error)) => {
+                if trouble.record(&error) {
+                    tracing::warn!(
+                        error,
+                        "cannot watch ResourceQuotas; their limits of nvidia.com/gpumem and gpucores do not count"
+                    );
+                }
+                complete();
+            }
+        }
+        if is_list {
+            complete();
         }
     }
 }

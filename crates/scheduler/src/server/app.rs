@@ -1,7 +1,8 @@
 //! The state and the resources that all handlers share.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
@@ -11,6 +12,7 @@ use tessera_wire::bounded::Counted;
 use tokio::sync::watch;
 
 use super::calls::{CallPools, Caller};
+use super::forward::CallSender;
 use super::retry_wait::RetryWait;
 use crate::dashboard::{AgentReader, Dashboard};
 use crate::metrics::Metrics;
@@ -39,8 +41,11 @@ pub struct App {
     pub(crate) verdicts: VerdictCache,
     /// Short waits for pods that fit nowhere.
     pub retry_wait: RetryWait,
+    /// Sends calls to the leader while this replica waits, if it has a certificate for that.
+    call_sender: OnceLock<CallSender>,
     verb_pools: CallPools,
     page_pools: CallPools,
+    webhook_pools: CallPools,
     started: Instant,
 }
 
@@ -60,23 +65,24 @@ pub struct Leadership {
     readiness: watch::Sender<bool>,
     /// True if a kube-scheduler runs in the same pod.
     is_paired: AtomicBool,
-    /// True if the kube-scheduler in the same pod does not lead, and the leases can be read.
+    /// True if this replica waits and is of use: beside a kube-scheduler that does not lead while the leases can be
+    /// read, or because it forwards calls to the leader.
     follows: AtomicBool,
     /// Time since which the kube-scheduler in the same pod leads without this replica, in milliseconds since the start
     /// of the process plus one. Zero if it does not.
     unserved_since: AtomicU64,
 }
 
-/// Longest time for which a call of the kube-scheduler in the same pod waits for this replica to lead. kube-scheduler
+/// Longest time for which a call waits for this replica to lead, or for another one that it is forwarded to. kube-scheduler
 /// gives up after 5 s, and retries a pod whose call failed after 1 s at the earliest.
-const READY_WAIT: Duration = Duration::from_secs(3);
+pub(super) const READY_WAIT: Duration = Duration::from_secs(3);
 
 /// Time after which a leading kube-scheduler without its extender is reported. A restarted extender may have to wait for
 /// its lease, which is far shorter unless `--lease-seconds` or a slow API server lengthens it.
 const UNSERVED_LIMIT: Duration = Duration::from_secs(30);
 
 impl Leadership {
-    /// Returns whether this replica waits beside a kube-scheduler that waits too. It is ready to take over.
+    /// Returns whether this replica waits, is ready to take over, and lets no call fail until then.
     #[must_use]
     pub fn follows(&self) -> bool {
         self.follows.load(Ordering::Acquire)
@@ -132,8 +138,10 @@ impl App {
             writes: AtomicU64::new(0),
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
+            call_sender: OnceLock::new(),
             verb_pools: CallPools::of(Caller::KubeScheduler),
             page_pools: CallPools::of(Caller::PageClient),
+            webhook_pools: CallPools::of(Caller::ApiServer),
             started: Instant::now(),
         }
     }
@@ -151,7 +159,7 @@ impl App {
     }
 
     /// Writes an event about a pod.
-    pub(super) fn notify(
+    pub(crate) fn notify(
         &self,
         (namespace, pod, uid): (&str, &str, &str),
         reason: NoticeReason,
@@ -175,6 +183,7 @@ impl App {
         match caller {
             Caller::KubeScheduler => &self.verb_pools,
             Caller::PageClient => &self.page_pools,
+            Caller::ApiServer => &self.webhook_pools,
         }
     }
 
@@ -221,7 +230,12 @@ impl App {
     /// Returns whether this replica may bind: it is ready and its lease is valid.
     #[must_use]
     pub fn may_write(&self) -> bool {
-        self.is_ready() && millis(self.started.elapsed()) < self.leadership.until.load(Ordering::Acquire)
+        self.is_ready() && self.has_lease()
+    }
+
+    /// Returns whether the lease of this replica is valid. It may still be reading the cluster.
+    pub(super) fn has_lease(&self) -> bool {
+        millis(self.started.elapsed()) < self.leadership.until.load(Ordering::Acquire)
     }
 
     /// Sends a request that only the leader may send. It is aborted after `timeout`, and when the lease
@@ -274,6 +288,24 @@ impl App {
     pub fn is_neighbour_unserved(&self) -> bool {
         let since = self.leadership.unserved_since.load(Ordering::Acquire);
         since != 0 && millis(self.started.elapsed()) >= since + millis(UNSERVED_LIMIT)
+    }
+
+    /// Lets this replica forward calls to the leader while it waits.
+    pub fn forward_calls(&self, sender: CallSender) {
+        // The listeners are opened once.
+        drop(self.call_sender.set(sender));
+    }
+
+    /// Returns how calls are sent to the leader, if this replica can do that.
+    pub(super) fn call_sender(&self) -> Option<&CallSender> {
+        self.call_sender.get()
+    }
+
+    /// Records that another replica leads, whose verbs have this address. Without one, the calls of kube-scheduler
+    /// must not reach this replica.
+    pub fn record_leader(&self, verbs: Option<SocketAddr>) {
+        let forwards = self.call_sender.get().is_some() && verbs.is_some();
+        self.leadership.follows.store(forwards, Ordering::Release);
     }
 
     /// Waits a moment until this replica is ready, if the kube-scheduler in the same pod may lead already.

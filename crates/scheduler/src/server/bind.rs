@@ -14,9 +14,10 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant;
 
 use super::App;
+use super::claims::ClaimFailure;
 use super::extender::{BadCall, Body, read};
 use crate::notices::NoticeReason;
-use crate::state::{BindOrder, BindOutcome, BindRefusal, BindStep};
+use crate::state::{BindOrder, BindOutcome, BindRefusal, BindStep, ClaimRefusal};
 
 /// Timeout of a call to the API server. A Binding is also aborted before another replica may take
 /// over.
@@ -31,6 +32,10 @@ pub(super) enum BindFailure {
     NotLeading,
     #[error(transparent)]
     Refused(#[from] BindRefusal),
+    #[error(transparent)]
+    Claims(Box<ClaimRefusal>),
+    #[error(transparent)]
+    Claim(#[from] ClaimFailure),
     #[error("pod {namespace}/{name} with UID {uid} no longer exists")]
     PodGone { namespace: String, name: String, uid: String },
     #[error(transparent)]
@@ -77,10 +82,16 @@ impl App {
         if !self.may_write() {
             return Err(BindFailure::NotLeading);
         }
-        let Some(BindOrder { annotations, chosen, why }) = self.book(args).await? else {
+        if self.may_use_claims(args)
+            && let Some(why) = self.bind_with_claims(args).await?
+        {
+            return Ok(why);
+        }
+        let Some(BindOrder { annotations, chosen, why, not_before }) = self.book(args).await? else {
             return Ok(String::new());
         };
-        // Reading the pod took time. The lease must still be valid when the Binding is sent.
+        self.wait_until(not_before).await;
+        // Reading the pod and waiting took time. The lease must still be valid when the Binding is sent.
         if !self.may_write() {
             self.write().end_bind(&PodUid(args.pod_uid.clone()), BindOutcome::Refused, self.now());
             return Err(BindFailure::NotLeading);
@@ -99,7 +110,20 @@ impl App {
         failure.map_or(Ok(why), Err)
     }
 
-    fn notify_outcome(&self, args: &BindingArgs, outcome: BindOutcome, chosen: String, error: &str) {
+    /// Waits until the Binding of a booked pod may be sent.
+    pub(super) async fn wait_until(&self, not_before: Option<Duration>) {
+        if let Some(at) = not_before {
+            tokio::time::sleep(at.saturating_sub(self.now().steady)).await;
+        }
+    }
+
+    pub(super) fn notify_outcome(
+        &self,
+        args: &BindingArgs,
+        outcome: BindOutcome,
+        chosen: String,
+        error: &str,
+    ) {
         let pod = (args.pod_namespace.as_str(), args.pod_name.as_str(), args.pod_uid.as_str());
         match outcome {
             BindOutcome::Bound => self.notify(pod, NoticeReason::GpusChosen, chosen),
@@ -131,7 +155,7 @@ impl App {
     }
 
     /// Reads a pod from the API server that the watch has not shown yet.
-    async fn fetch(&self, args: &BindingArgs) -> Result<Pod, BindFailure> {
+    pub(super) async fn fetch(&self, args: &BindingArgs) -> Result<Pod, BindFailure> {
         let found = self.get(args).await?.filter(|pod| pod.metadata.uid == args.pod_uid);
         found.ok_or_else(|| BindFailure::PodGone {
             namespace: args.pod_namespace.clone(),
@@ -148,7 +172,7 @@ impl App {
         }
     }
 
-    async fn send(
+    pub(super) async fn send(
         &self,
         args: &BindingArgs,
         annotations: BTreeMap<String, String>,

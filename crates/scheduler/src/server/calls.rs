@@ -19,6 +19,8 @@ pub(crate) enum Caller {
     KubeScheduler,
     /// A client of the pages, which needs no credential by default.
     PageClient,
+    /// The API server, which calls the admission webhook without a credential.
+    ApiServer,
 }
 
 /// Sizes of the pools that running calls share.
@@ -38,6 +40,9 @@ const VERBS: PoolSizes = PoolSizes { calls: 64, body_kib: 48 << 10, elements: 40
 /// For the pages, which take the manifest of one pod.
 const PAGES: PoolSizes = PoolSizes { calls: 16, body_kib: 8 << 10, elements: 50_000 };
 
+/// For the admission webhook, which takes one pod.
+const WEBHOOK: PoolSizes = PoolSizes { calls: 32, body_kib: 16 << 10, elements: 50_000 };
+
 /// Timeout of a call. kube-scheduler's own default timeout is 5 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -55,6 +60,7 @@ impl CallPools {
         let PoolSizes { calls, body_kib, elements } = match caller {
             Caller::KubeScheduler => VERBS,
             Caller::PageClient => PAGES,
+            Caller::ApiServer => WEBHOOK,
         };
         Self {
             calls: Semaphore::new(calls),

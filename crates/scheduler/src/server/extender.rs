@@ -23,7 +23,7 @@ use super::reserve::{repeat_reservation, reserve};
 use super::{App, Caller};
 use crate::notices::NoticeReason;
 use crate::verb::filter::FilterVerdicts;
-use crate::verb::preempt;
+use crate::verb::{gang, preempt};
 
 /// The request body, or why it could not be received.
 pub(super) type Body = Result<Bytes, BytesRejection>;
@@ -81,9 +81,9 @@ async fn filtered(app: &Arc<App>, body: &Body, reserves: bool) -> Response {
     let verdicts = match repeated {
         Some(node) => FilterVerdicts::only(node),
         None => {
-            let mut verdicts = app.read().filter(&args, &app.verdicts);
+            let mut verdicts = judge(app, &args);
             if verdicts.fit == 0 && app.retry_wait.wait_for_change(&args.pod.metadata.uid).await {
-                verdicts = app.read().filter(&args, &app.verdicts);
+                verdicts = judge(app, &args);
             }
             if reserves {
                 reserve(app, &args.pod, &mut verdicts).await;
@@ -107,6 +107,34 @@ async fn filtered(app: &Arc<App>, body: &Body, reserves: bool) -> Response {
     };
     app.metrics.answered("filter", outcome, begun.elapsed());
     answer
+}
+
+/// Judges the nodes of a call. Pods of gangs need the state for writing, because filter reserves their GPUs.
+fn judge<'a>(app: &App, args: &'a ExtenderArgs<BorrowedName<'_>>) -> FilterVerdicts<'a> {
+    if gang::is_in_gang(&args.pod) && app.may_write() {
+        let verdicts = app.write().filter_member(args, app.now());
+        if let Some(verdicts) = verdicts {
+            return verdicts;
+        }
+    }
+    let mut state = app.read();
+    if let Some(node) = state.reserved_node(args) {
+        return FilterVerdicts::only(node);
+    }
+    let mut verdicts = state.filter(args, &app.verdicts);
+    let priority = args.pod.spec.priority.unwrap_or(0);
+    if verdicts.fit == 0 && state.yields_hold_back(priority) && app.may_write() {
+        drop(state);
+        app.write().yield_hold_back(priority);
+        state = app.read();
+        verdicts = state.filter(args, &app.verdicts);
+    }
+    if verdicts.fit == 0
+        && let Some(error) = state.waits_for_reservation(args)
+    {
+        verdicts.fail(error);
+    }
+    verdicts
 }
 
 pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {

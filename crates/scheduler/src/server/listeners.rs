@@ -37,6 +37,9 @@ pub const PROBES: ConnectionLimits = ConnectionLimits {
     idle_timeout: Duration::from_secs(2),
 };
 
+/// Limits of the admission webhook. The API servers keep their connections open and share them among calls.
+pub const WEBHOOK: ConnectionLimits = ConnectionLimits { total: 128, per_peer: 64, ..VERBS };
+
 /// Limits of a listener with all routes.
 pub const ALL: ConnectionLimits = ConnectionLimits { total: 512, per_peer: 512, ..VERBS };
 

@@ -74,7 +74,8 @@ impl App {
             return Err(BindFailure::NotLeading.into());
         }
         // An earlier attempt has bound the pod, and kube-scheduler has not seen that yet.
-        let Some(BindOrder { annotations, chosen, why }) = self.book(args).await? else { return Ok(()) };
+        // kube-scheduler waits for this answer and can place no other pod meanwhile, so the Binding is not delayed.
+        let Some(BindOrder { annotations, chosen, why, .. }) = self.book(args).await? else { return Ok(()) };
         let uid = PodUid(args.pod_uid.clone());
         let pod = (args.pod_namespace.as_str(), args.pod_name.as_str(), args.pod_uid.as_str());
         let written = annotate_pod(&self.client, pod, &annotations);

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use tessera_core::admission::RejectReason;
-use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::PodGrant;
+use tessera_core::grant::{PodGrant, gpus as gpus_of};
 use tessera_core::ledger::Conflict;
 use tessera_core::placement::describe;
 use tessera_core::units::{NodeName, PodUid};
@@ -61,6 +60,13 @@ pub struct Timestamp {
     pub unix_nanos: u128,
 }
 
+impl Timestamp {
+    /// Returns the seconds since 1970.
+    pub(crate) fn unix_seconds(self) -> i64 {
+        i64::try_from(self.unix_nanos / 1_000_000_000).unwrap_or(i64::MAX)
+    }
+}
+
 /// The next step of a bind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindStep {
@@ -82,6 +88,8 @@ pub struct BindOrder {
     pub chosen: String,
     /// The reason for the choice as text.
     pub why: String,
+    /// Time before which the Binding must not be sent, because the kubelet may not know the devices of the GPUs yet.
+    pub not_before: Option<Duration>,
 }
 
 /// The outcome of a Binding.
@@ -152,6 +160,22 @@ pub enum BindRefusal {
     /// The pod names none of the resources for which kube-scheduler calls this extender.
     #[error("pod {0} requests no GPU resource; the extender binds only pods that do (managedResources)")]
     NoGpus(PodUid),
+    /// The place of the pod in its gang is on another node.
+    #[error("the place of pod {pod} in its gang is on node {node}; kube-scheduler retries")]
+    OtherPlace {
+        /// UID of the pod.
+        pod: PodUid,
+        /// The node of the place.
+        node: NodeName,
+    },
+    /// The gang of the pod has no places at present.
+    #[error("gang {gang} of pod {pod} has no reserved GPUs any more; kube-scheduler retries")]
+    NoPlace {
+        /// UID of the pod.
+        pod: PodUid,
+        /// The gang of the pod.
+        gang: String,
+    },
     /// The ledger has no room for the grant.
     #[error(transparent)]
     Conflict(#[from] Conflict),
@@ -270,7 +294,7 @@ impl State {
         }
     }
 
-    fn check_scheduler(&self, uid: &PodUid, spec: &PodSpec) -> Result<(), BindRefusal> {
+    pub(crate) fn check_scheduler(&self, uid: &PodUid, spec: &PodSpec) -> Result<(), BindRefusal> {
         if self.settings.served.serve(&spec.scheduler_name) {
             return Ok(());
         }
@@ -289,16 +313,47 @@ impl State {
         let node = self.readable_node(&name.0).map_err(refused)?;
         let request = parsed.request(node.spec.unit);
         let admission = self.admission(&node, &parsed, &request);
-        let placement = admission.place().map_err(refused)?;
-        let containers = placement.grants(&request);
+        admission.check_served().map_err(|mismatch| refused(mismatch.into()))?;
+        let (containers, why) = match self.place_of_member(uid, name)? {
+            Some(place) => {
+                let why = self.describe_gang(uid).or_else(|| self.describe_reserved(uid));
+                (place.containers.clone(), why.unwrap_or_default())
+            }
+            None => {
+                let placement = admission.place().map_err(refused)?;
+                let why = describe(node.state, &admission.request(), &parsed.policy, &placement);
+                (placement.grants(&node.spec.node, &request), why)
+            }
+        };
         let mut annotations =
             grant::annotations(&pod.spec, &containers, &node.spec.node, node.spec.unit, now.unix_nanos)?;
-        let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
-        let why = describe(node.state, &admission.request(), &parsed.policy, &placement);
+        let gpus = gpus_of(&containers);
         annotations.insert(grant::REASON_KEY.to_owned(), why.clone());
-        let order = BindOrder { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
+        let not_before = self.releases.settled_at(now.steady, name, gpus, self.dialects(&pod.spec));
+        let order = BindOrder { annotations, chosen: format!("GPU {gpus} of node {name}"), why, not_before };
         let (cpu, memory) = (request.cpu, request.memory);
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
+    }
+
+    /// Returns the place that is reserved for a pod on this node, or `None` for a pod that is placed alone.
+    fn place_of_member(&self, uid: &PodUid, node: &NodeName) -> Result<Option<&PodGrant>, BindRefusal> {
+        if let Some(place) = self.reserved_place(uid) {
+            // kube-scheduler may have a reason to prefer another node, and the reservation is given up then.
+            return Ok(Some(place).filter(|place| place.node == *node));
+        }
+        if let Some(place) = self.ledger().place(uid) {
+            return if place.node == *node {
+                Ok(Some(place))
+            } else {
+                Err(BindRefusal::OtherPlace { pod: uid.clone(), node: place.node.clone() })
+            };
+        }
+        match self.gang_of(uid) {
+            Some((key, status)) if status.settled < status.size => {
+                Err(BindRefusal::NoPlace { pod: uid.clone(), gang: key.to_string() })
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Records the outcome of a Binding. A booking with an unknown outcome is kept, because the pod may be bound.
@@ -310,7 +365,12 @@ impl State {
             BindOutcome::Unknown => booking.uncertain_since = Some(now.steady),
             BindOutcome::Refused
                 if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
-            BindOutcome::Refused => self.roll_back(uid, BookingKind::Current),
+            BindOutcome::Refused => {
+                self.roll_back(uid, BookingKind::Current);
+                // The gang of the pod may have members on nodes, so its GPUs are kept for the next attempt.
+                self.plan_started_gangs(now);
+                self.update_node_reservations(now);
+            }
         }
     }
 

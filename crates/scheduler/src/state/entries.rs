@@ -10,6 +10,7 @@ use tessera_wire::foreign::constraint::Affinity;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::{Condition, Metadata, Node, Pod, PodSpec, PodStatus};
 use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::gang::{self, Membership};
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
 use tessera_wire::tessera::placed_pod::PodParts;
 use tessera_wire::tessera::{grant, preferences};
@@ -23,6 +24,10 @@ pub(crate) struct NodeEntry {
     pub(crate) spec: Result<ParsedNode, UnreadableNode>,
     /// The address at which the node's agent serves its pages.
     pub(crate) agent: Option<AgentAddress>,
+    /// Value of the node's condition `Ready`, or `None` without it.
+    pub(crate) ready: Option<bool>,
+    /// True if the node accepts no new pods.
+    pub(crate) cordoned: bool,
 }
 
 /// The reason why a node object cannot be parsed. It is kept as a text, which can be compared at every event.
@@ -44,6 +49,8 @@ pub(crate) struct GpuPod {
     pub(crate) annotations: BTreeMap<String, String>,
     /// Time when the pod was created, in RFC 3339 form.
     pub(crate) created: Option<String>,
+    /// The gang of the pod. A pod whose gang cannot be read is refused before it is placed.
+    pub(crate) gang: Option<Membership>,
     /// Last report of a scheduler that could not place the pod. Kept while the pod waits.
     pub(crate) unscheduled: Option<Box<Condition>>,
 }
@@ -56,6 +63,8 @@ impl NodeEntry {
             spec: parsed_node::parse(object, settings.memory_unit)
                 .map_err(|bad| UnreadableNode(bad.to_string())),
             agent: AgentAddress::of(object),
+            ready: object.is_ready(),
+            cordoned: object.spec.unschedulable,
         }
     }
 
@@ -97,6 +106,7 @@ pub(super) fn quota_labels(object: &Node, settings: &SchedulerSettings) -> Quota
 
 impl GpuPod {
     pub(super) fn new(pod: Pod) -> Self {
+        let gang = gang::membership(&pod).ok().flatten();
         let Pod { mut metadata, mut spec, status } = pod;
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         let mut annotations = std::mem::take(&mut metadata.annotations);
@@ -109,7 +119,7 @@ impl GpuPod {
             spec.affinity = Affinity::default();
             spec.tolerations = Vec::new();
         }
-        Self { namespace, name, node, spec, labels, annotations, created, unscheduled }
+        Self { namespace, name, node, spec, labels, annotations, created, gang, unscheduled }
     }
 
     /// Returns the pod as an object, with the fields that explanations read.
@@ -118,6 +128,7 @@ impl GpuPod {
             name: self.name.clone(),
             namespace: self.namespace.clone(),
             uid: uid.to_string(),
+            labels: self.labels.clone(),
             annotations: self.annotations.clone(),
             ..Metadata::default()
         };
@@ -141,5 +152,5 @@ impl GpuPod {
 
 /// Returns whether the scheduler reads an annotation.
 fn is_relevant(key: &str) -> bool {
-    preferences::KEYS.contains(&key) || grant::is_key(key)
+    preferences::is_key(key) || grant::is_key(key)
 }

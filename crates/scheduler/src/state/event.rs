@@ -5,7 +5,11 @@ use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::Quota;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim};
 use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::pod_group::PodGroup;
+use tessera_wire::foreign::resource_quota::ResourceQuota;
+use tessera_wire::tessera::gang::GangOrigin;
 
 /// A change in the cluster or in the configuration.
 #[derive(Clone, Debug)]
@@ -19,8 +23,18 @@ pub enum StateEvent {
     Budget(WatchEvent<Budget>),
     /// A watch event of a gpushare ConfigMap that lists unhealthy GPUs.
     Unhealthy(WatchEvent<UnhealthyGpus>),
+    /// A watch event of a claim.
+    Claim(WatchEvent<ResourceClaim>),
+    /// A watch event of a device class.
+    Class(WatchEvent<DeviceClass>),
+    /// A watch event of a PodGroup of this project.
+    PodGroup(GangOrigin, WatchEvent<PodGroup>),
+    /// The API server no longer serves the PodGroups of this project.
+    PodGroupsWithdrawn(GangOrigin),
     /// The new limits of all namespaces.
     Quota(Quota),
+    /// A watch event of a ResourceQuota.
+    ResourceQuota(WatchEvent<ResourceQuota>),
     /// The new table of policy `static`.
     Table(StaticTable),
 }

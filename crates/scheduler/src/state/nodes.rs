@@ -1,5 +1,6 @@
 //! Node events: updates the view of the cluster and the entries of nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tessera_core::cluster_view::PlacedPod;
@@ -63,12 +64,12 @@ impl State {
             self.soft_taints.insert(name.clone(), soft_taints);
         }
         let entry = self.overlaid(NodeEntry::read(object, &self.settings));
-        if entry.has_gpus() {
-            self.constraints.insert(name.clone(), constraint::of_node(object));
-        } else {
-            self.constraints.remove(&name);
-        }
-        self.put_node(name, entry, quota_labels(object, &self.settings));
+        let offers_others =
+            || object.status.allocatable.keys().any(|resource| constraint::is_other_gpu_resource(resource));
+        let is_of_interest = entry.has_gpus() || offers_others();
+        self.set_constraints(&name, is_of_interest.then(|| constraint::of_node(object)));
+        self.put_node(name.clone(), entry, quota_labels(object, &self.settings));
+        self.set_node_reservations(&name, &object.metadata.annotations);
     }
 
     fn put_node(&mut self, name: NodeName, entry: NodeEntry, labels: QuotaLabels) {
@@ -94,9 +95,10 @@ impl State {
         match position.and_then(|position| self.readable.get_mut(position.index())) {
             Some(place) => *place = Some(entry),
             None => {
-                self.unreadable.insert(name, entry);
+                self.unreadable.insert(name.clone(), entry);
             }
         }
+        self.settle_claims_on(&name);
     }
 
     /// Reads the GPU pods of a node again, because its GPUs or its memory unit have changed.
@@ -113,8 +115,9 @@ impl State {
             overlay.reported = None;
         }
         self.view.remove_node(name);
+        self.set_node_reservations(name, &BTreeMap::new());
         self.soft_taints.remove(name);
-        self.constraints.remove(name);
+        self.set_constraints(name, None);
         self.unlisted_nodes.remove(name);
     }
 
@@ -193,6 +196,30 @@ impl State {
     /// Returns the number of the node's PreferNoSchedule taints that the pod does not tolerate.
     pub(crate) fn untolerated_taints(&self, pod: &PodSpec, node: &str) -> usize {
         self.soft_taints.get(node).map_or(0, |taints| untolerated_soft(taints, &pod.tolerations))
+    }
+
+    /// Replaces the properties of a node that constraints of pods refer to.
+    fn set_constraints(&mut self, name: &NodeName, constraints: Option<NodeConstraints>) {
+        let known = match constraints {
+            Some(constraints) => {
+                for resource in constraints.other_resources.keys() {
+                    *self.offered_resources.entry(resource.clone()).or_default() += 1;
+                }
+                self.constraints.insert(name.clone(), constraints)
+            }
+            None => self.constraints.remove(name),
+        };
+        for resource in known.iter().flat_map(|known| known.other_resources.keys()) {
+            if let Some(nodes) = self.offered_resources.get_mut(resource) {
+                *nodes -= 1;
+            }
+        }
+        self.offered_resources.retain(|_, nodes| *nodes > 0);
+    }
+
+    /// Returns whether a node offers this resource, which is in none of Tessera's dialects.
+    pub(crate) fn offers_resource(&self, resource: &str) -> bool {
+        self.offered_resources.contains_key(resource)
     }
 
     /// Returns the properties of a GPU node that constraints of pods refer to.

@@ -1,8 +1,10 @@
 //! Pod events: tracks waiting pods, and enters what each placed pod holds into the view of the cluster.
 
+use tessera_core::cluster_view::{PlacedPod, PodGpus};
 use tessera_core::units::PodUid;
-use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::dialect::{DialectSet, MemoryUnit};
 use tessera_wire::foreign::objects::{Pod, PodSpec};
+use tessera_wire::tessera::gang;
 use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
 
 use super::State;
@@ -16,14 +18,27 @@ impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
         if has_ended(&pod) {
-            return self.end_pod(uid);
+            let has_succeeded = pod.status.phase == "Succeeded";
+            self.end_pod(uid.clone());
+            // The others of a gang may be restarted after this one has done its work.
+            if has_succeeded {
+                self.count_in_gang(&uid, &pod);
+            }
+            return;
         }
-        match (pod.spec.asks_for_gpus(), pod.spec.node_name.is_empty()) {
+        // The claim that kube-scheduler made for the pod holds the GPUs.
+        let is_by_claim = self.settings.dra
+            && !pod.spec.node_name.is_empty()
+            && pod.status.extended_resource_claim_status.is_some();
+        match (pod.spec.asks_for_gpus() && !is_by_claim, pod.spec.node_name.is_empty()) {
             (true, true) => self.set_waiting(uid, pod),
             // Users ask why such a pod waits, too.
-            (false, true) if !pod.spec.unserved_gpu_resources().is_empty() => self.set_waiting(uid, pod),
+            (false, true) if !pod.spec.other_gpu_resources().is_empty() => self.set_waiting(uid, pod),
+            (false, true) if self.waits_for_claims(&pod) && !is_in_gang(&pod) => {
+                self.set_waiting(uid, with_claim_names(pod));
+            }
             (true, false) => self.set_placed(uid, pod),
-            (false, true) => {}
+            (false, true) => self.count_in_gang(&uid, &pod),
             (false, false) => self.set_plain(&uid, &pod),
         }
     }
@@ -66,9 +81,10 @@ impl State {
             Some(known) => **known = GpuPod::new(pod),
             None => {
                 self.learn_from(&pod.spec);
-                self.gpu_pods.insert(uid, Box::new(GpuPod::new(pod)));
+                self.gpu_pods.insert(uid.clone(), Box::new(GpuPod::new(pod)));
             }
         }
+        self.join_gang(&uid);
     }
 
     fn set_placed(&mut self, uid: PodUid, pod: Pod) {
@@ -82,15 +98,25 @@ impl State {
         }
         let parsed = self.entry(&node).and_then(|entry| entry.spec.as_ref().ok());
         let placed = fresh.placed(uid.clone(), node, parsed);
-        self.gpu_pods.insert(uid, Box::new(fresh));
+        self.gpu_pods.insert(uid.clone(), Box::new(fresh));
         self.view.set_pod(placed);
+        self.join_gang(&uid);
     }
 
     /// Enters a pod without GPUs. Only its CPU and memory count.
     fn set_plain(&mut self, uid: &PodUid, pod: &Pod) {
         self.gpu_pods.remove(uid);
+        self.count_in_gang(uid, pod);
         if let Some(placed) = placed_pod(pod, None, MemoryUnit::default()) {
-            self.view.set_pod(placed);
+            // The claim that kube-scheduler made for a pod with GPU resources holds its GPUs.
+            self.view.set_pod(PlacedPod { gpus: PodGpus::NotRequested, ..placed });
+        }
+    }
+
+    /// Counts a pod for the size of its gang that needs no place.
+    fn count_in_gang(&mut self, uid: &PodUid, pod: &Pod) {
+        if let Ok(Some(membership)) = gang::membership(pod) {
+            self.join_gang_without_place(uid, &membership);
         }
     }
 
@@ -114,8 +140,25 @@ impl State {
     fn forget_pod(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
+        self.record_release(uid);
         self.gpu_pods.remove(uid);
         self.view.remove_pod(uid);
+        self.leave_gang(uid);
+        // People's reservations come before the hold-back of a gang.
+        self.refresh_node_reservations();
+        self.refresh_hold_back();
+    }
+
+    fn record_release(&mut self, uid: &PodUid) {
+        let (Some(grant), Some(pod)) = (self.ledger().grant(uid), self.pod(uid)) else { return };
+        let (node, gpus, dialects) = (grant.node.clone(), grant.gpus(), self.dialects(&pod.spec));
+        self.releases.record(self.event_time, node, gpus, dialects);
+    }
+
+    /// Returns the dialects of a pod's containers. A request that cannot be read has none.
+    pub(super) fn dialects(&self, spec: &PodSpec) -> DialectSet {
+        let claims = spec.claims(self.settings.memory_unit).unwrap_or_default();
+        claims.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect))
     }
 
     fn learn_from(&mut self, spec: &PodSpec) {
@@ -123,4 +166,19 @@ impl State {
             self.learner.see(&request);
         }
     }
+}
+
+/// Returns whether the pod belongs to a gang. Gangs have no places for claims.
+fn is_in_gang(pod: &Pod) -> bool {
+    !matches!(gang::membership(pod), Ok(None))
+}
+
+/// Names the claims that were made from templates in the specification, because the status of a pod is not stored.
+fn with_claim_names(mut pod: Pod) -> Pod {
+    for made in &pod.status.resource_claim_statuses {
+        for claim in pod.spec.resource_claims.iter_mut().filter(|claim| claim.name == made.name) {
+            claim.resource_claim_name = made.resource_claim_name.clone();
+        }
+    }
+    pod
 }

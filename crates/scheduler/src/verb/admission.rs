@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 
-use tessera_core::admission::{Admission, NodeMismatch, NodeOffer, PodQuery, QuotaState, RejectReason};
+use tessera_core::admission::{
+    Admission, NodeMismatch, NodeOffer, PodQuery, QuotaState, RejectReason, Service,
+};
 use tessera_core::ledger::NodePosition;
 use tessera_core::request::PodRequest;
-use tessera_wire::tessera::parsed_pod::ParsedPod;
+use tessera_wire::tessera::parsed_pod::{ParsedPod, RequestShape};
 
 use super::verdict_cache::{ShapeVerdicts, VerdictCache};
 use crate::state::{ReadableNode, State};
@@ -26,7 +28,7 @@ impl State {
         request: &'a PodRequest,
     ) -> Admission<'a> {
         Admission {
-            offer: node.offer(pod),
+            offer: node.offer(self, pod),
             query: PodQuery { namespace: pod.namespace, request, policy: &pod.policy },
             quota: self.quota_state().limiting(pod.namespace),
         }
@@ -41,11 +43,17 @@ impl State {
 }
 
 impl<'a> ReadableNode<'a> {
+    /// Returns whether the node serves the resources of a shape.
+    pub(super) fn service(&self, state: &State, shape: &RequestShape) -> Service {
+        let is_offered = state.served_dialects(self.spec.dialects).covers(shape.dialects);
+        Service::new(self.spec.is_agent_unavailable, is_offered)
+    }
+
     /// Returns the node as `pod` meets it.
-    fn offer(&self, pod: &ParsedPod<'_>) -> NodeOffer<'a> {
+    fn offer(&self, state: &State, pod: &ParsedPod<'_>) -> NodeOffer<'a> {
         NodeOffer {
             state: self.state,
-            serves: self.spec.dialects.covers(pod.shape.dialects),
+            service: self.service(state, &pod.shape),
             quota_labels: self.quota_labels,
         }
     }
@@ -79,7 +87,7 @@ impl NodeScorer<'_> {
         let node = self.state.readable_at(position).ok_or(RejectReason::UnknownNode)?;
         let request = self.pod.request(node.spec.unit);
         let query = PodQuery { namespace: self.pod.namespace, request: &request, policy: &self.pod.policy };
-        Admission { offer: node.offer(self.pod), query, quota: self.quota }.score_from(cached)
+        Admission { offer: node.offer(self.state, self.pod), query, quota: self.quota }.score_from(cached)
     }
 
     /// Returns whether a node fits that is not among these, by its GPUs, CPU and memory.

@@ -1,8 +1,10 @@
 //! Explains for every node and GPU why it can or cannot take a pod. Filter decides with the same code.
 
 use tessera_core::admission::{QuotaState, RejectReason};
+use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::NodeConstraints;
 use tessera_core::grant::PodGrant;
+use tessera_core::request::Request;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::Pod;
@@ -53,12 +55,14 @@ impl ClusterFacts for State {
             taints: Vec::new(),
             labels: std::collections::BTreeMap::new(),
             other_resources: std::collections::BTreeMap::new(),
+            max_pods: None,
         };
         let node = self.readable_node(&name.0)?;
         Ok(NodeFacts {
             state: node.state,
             unit: node.spec.unit,
-            dialects: node.spec.dialects,
+            dialects: self.served_dialects(node.spec.dialects),
+            is_agent_unavailable: node.spec.is_agent_unavailable,
             quota_labels: node.quota_labels,
             constraints: self.constraints(name).unwrap_or(&NONE),
         })
@@ -69,18 +73,40 @@ impl ClusterFacts for State {
     }
 
     fn grants_on(&self, name: &NodeName) -> Vec<&PodGrant> {
-        self.ledger().grants_on(name).filter(|grant| self.pod(&grant.pod).is_some()).collect()
+        let is_known = |holder: &PodUid| self.pod(holder).is_some() || self.claim_name(holder).is_some();
+        self.ledger().grants_on(name).filter(|grant| is_known(&grant.pod)).collect()
     }
 
     fn known_grant(&self, uid: &PodUid) -> Option<&PodGrant> {
         self.ledger().grant(uid).filter(|grant| !self.is_set_aside(grant))
     }
 
+    fn is_offered(&self, resource: &str) -> bool {
+        self.offers_resource(resource)
+    }
+
+    fn view(&self) -> &ClusterView {
+        self.cluster_view()
+    }
+
     fn pod_name(&self, uid: &PodUid) -> Option<String> {
-        self.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        let pod = self.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
+        pod.or_else(|| self.claim_name(uid).map(|(namespace, name)| format!("claim {namespace}/{name}")))
     }
 
     fn default_unit(&self) -> MemoryUnit {
         self.memory_unit()
+    }
+
+    fn claim_requests(&self, pod: &Pod) -> Vec<Request> {
+        self.waiting_claims(pod)
+    }
+
+    fn gang_report(&self, uid: &PodUid) -> Option<String> {
+        self.describe_waiting_gang(uid)
+    }
+
+    fn reservation_report(&self, uid: &PodUid) -> Option<String> {
+        self.describe_reserved(uid)
     }
 }

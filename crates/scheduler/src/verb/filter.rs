@@ -7,7 +7,7 @@ use tessera_core::admission::RejectReason;
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::PodSpec;
-use tessera_wire::tessera::parsed_pod::ParsedPod;
+use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
 use super::sample::MIN_SAMPLE;
 use super::verdict_cache::VerdictCache;
@@ -67,20 +67,17 @@ impl State {
     ) -> FilterVerdicts<'a> {
         let mut verdicts = FilterVerdicts::default();
         let pod = match ParsedPod::of(self, &args.pod) {
-            Ok(pod) => pod,
-            Err(bad) => {
-                verdicts.reason_texts.push(ReasonText {
-                    reason: None,
-                    text: bad.to_string(),
-                    may_resolve: false,
-                });
-                verdicts.rejected.extend(args.names().map(|name| (name, 0)));
-                verdicts.reasons.insert("bad-request", verdicts.rejected.len() as u64);
-                return verdicts;
-            }
+            Ok(pod) => pod.with_claims(&self.waiting_claims(&args.pod)),
+            Err(bad) => return FilterVerdicts::of_bad_pod(&args.names().collect::<Vec<_>>(), &bad),
         };
+        let stale = self.stale_claims(&args.pod);
         if !pod.wants_gpu() {
-            verdicts.fitting.extend(args.names());
+            for name in args.names() {
+                match stale.iter().find(|(node, _)| node.0 == name) {
+                    Some((_, error)) => verdicts.reject(name, (*error).into()),
+                    None => verdicts.fitting.push(name),
+                }
+            }
             verdicts.fit = verdicts.fitting.len();
             return verdicts;
         }
@@ -154,6 +151,24 @@ impl<'a> FilterVerdicts<'a> {
             self.reason_texts.len() - 1
         });
         self.rejected.push((name, place));
+    }
+
+    /// Rejects all nodes, because the pod cannot be parsed.
+    pub(super) fn of_bad_pod(nodes: &[&'a str], bad: &BadPodObject) -> Self {
+        let text = ReasonText { reason: None, text: bad.to_string(), may_resolve: false };
+        Self {
+            rejected: nodes.iter().map(|name| (*name, 0)).collect(),
+            reason_texts: vec![text],
+            reasons: BTreeMap::from([("bad-request", nodes.len() as u64)]),
+            ..Self::default()
+        }
+    }
+
+    /// Rejects all nodes for one reason.
+    pub(super) fn all_rejected(nodes: &[&'a str], reason: &RejectReason) -> Self {
+        let mut verdicts = Self::default();
+        nodes.iter().for_each(|name| verdicts.reject(name, reason.clone()));
+        verdicts
     }
 
     /// Passes on one node of a call whose other nodes were not judged.

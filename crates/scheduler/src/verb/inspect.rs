@@ -45,8 +45,11 @@ impl State {
     }
 
     fn share_node(&self, spec: &ParsedNode, state: &NodeState) -> ShareNode {
-        let name_of =
-            |grant: &PodGrant| self.pod(&grant.pod).map(|pod| (pod.namespace.clone(), pod.name.clone()));
+        let name_of = |grant: &PodGrant| {
+            let pod = self.pod(&grant.pod).map(|pod| (pod.namespace.clone(), pod.name.clone()));
+            let claim = || self.claim_name(&grant.pod);
+            pod.or_else(|| claim().map(|(namespace, name)| (namespace.to_owned(), format!("{name}/claim"))))
+        };
         let grants: Vec<&PodGrant> = self.ledger().grants_on(&spec.node.name).collect();
         ShareNode::new(state, spec.unit, grants.into_iter(), name_of)
     }

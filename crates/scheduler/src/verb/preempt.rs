@@ -10,6 +10,7 @@ use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
+use tessera_wire::tessera::gang::GangKey;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
 use crate::state::{GpuPod, State, StateAccess};
@@ -57,23 +58,35 @@ impl State {
         let node = self.readable_node(&name.0).ok()?;
         let request = pod.request(node.spec.unit);
         let quota_excess = self.admission(&node, pod, &request).quota_excess()?;
+        let mut gangs: Vec<&GangKey> = Vec::new();
         let running: Vec<RunningPod<'_>> = self
             .ledger()
             .counted_on(name)
             .map(|counted| {
                 let holder = match counted {
                     NodeGrant::Held(grant) => self.pod(&grant.pod),
-                    NodeGrant::InDoubt(_) => None,
+                    NodeGrant::InDoubt(_) | NodeGrant::Reserved(_) => None,
                 };
+                let gang = holder.and_then(|_| self.placed_gang_of(&counted.grant().pod));
                 // Pods without GPUs are never victims, so they get the highest priority.
-                let priority = holder.map_or(i32::MAX, GpuPod::priority);
+                let priority = match (holder, gang) {
+                    (Some(holder), Some(gang)) => holder.priority().max(self.priority_of_gang(gang)),
+                    (Some(holder), None) => holder.priority(),
+                    (None, _) => i32::MAX,
+                };
+                let gang = gang.map(|gang| {
+                    gangs.iter().position(|known| *known == gang).unwrap_or_else(|| {
+                        gangs.push(gang);
+                        gangs.len() - 1
+                    })
+                });
                 let is_same_namespace = holder.is_some_and(|holder| holder.namespace == pod.namespace);
                 let quota_released = if is_same_namespace {
                     GpuAmount::of_grants(&counted.grant().containers, &node.spec.node)
                 } else {
                     GpuAmount::default()
                 };
-                RunningPod { grant: counted, priority, quota_released }
+                RunningPod { grant: counted, priority, gang, quota_released }
             })
             .collect();
         let preemptor = Preemptor { request: &request, priority, policy: &pod.policy, quota_excess };

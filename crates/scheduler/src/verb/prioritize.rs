@@ -17,6 +17,7 @@ impl State {
         cache: &VerdictCache,
     ) -> Vec<HostPriority<&'a str>> {
         let Ok(pod) = ParsedPod::of(self, &args.pod) else { return Vec::new() };
+        let pod = pod.with_claims(&self.waiting_claims(&args.pod));
         if !pod.wants_gpu() {
             return Vec::new();
         }

@@ -112,12 +112,9 @@ impl VerdictCache {
 
 impl ShapeVerdicts {
     fn applies_to(&self, state: &State, pod: &ParsedPod<'_>) -> bool {
-        let same_policy = match (&self.policy, &pod.policy) {
-            (Policy::Tessera(cached), Policy::Tessera(current)) => Arc::ptr_eq(cached, current),
-            (Policy::Static(cached), Policy::Static(current)) => Arc::ptr_eq(cached, current),
-            (cached, current) => cached.name() == current.name(),
-        };
-        same_policy && self.state == *state.id() && self.shape.is_like(&pod.shape)
+        is_same_policy(&self.policy, &pod.policy)
+            && self.state == *state.id()
+            && self.shape.is_like(&pod.shape)
     }
 
     /// Judges the nodes in this range of positions that have changed since their verdict.
@@ -143,10 +140,23 @@ impl ShapeVerdicts {
     fn judge(&self, state: &State, position: NodePosition) -> Result<f64, NodeMismatch> {
         let node = state.readable_at(position).ok_or(NodeMismatch::NotServed)?;
         let request = self.shape.request(node.spec.unit);
-        let serves = node.spec.dialects.covers(self.shape.dialects);
-        let offer = NodeOffer { state: node.state, serves, quota_labels: node.quota_labels };
+        let service = node.service(state, &self.shape);
+        let offer = NodeOffer { state: node.state, service, quota_labels: node.quota_labels };
         // No quota applies here, so the namespace is not read.
         let query = PodQuery { namespace: "", request: &request, policy: &self.policy };
         Admission { offer, query, quota: None }.cacheable_score()
+    }
+}
+
+/// Returns whether two policies lead to the same verdicts.
+fn is_same_policy(cached: &Policy, current: &Policy) -> bool {
+    match (cached, current) {
+        (Policy::Tessera(cached), Policy::Tessera(current)) => Arc::ptr_eq(cached, current),
+        (Policy::Static(cached), Policy::Static(current)) => Arc::ptr_eq(cached, current),
+        (Policy::Pair(cached), Policy::Pair(current)) => {
+            is_same_policy(&cached.gpus, &current.gpus) && is_same_policy(&cached.nodes, &current.nodes)
+        }
+        (Policy::Pair(_), _) | (_, Policy::Pair(_)) => false,
+        (cached, current) => cached.name() == current.name(),
     }
 }

@@ -149,6 +149,7 @@ impl Replica {
             lease: "tessera-scheduler".to_owned(),
             timing: QUICK,
             pages: None,
+            verbs: None,
             neighbour: None,
         };
         let leading =

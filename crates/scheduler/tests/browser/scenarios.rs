@@ -26,6 +26,8 @@ scenarios![
     a_new_pod_appears_without_a_reload,
     links_lead_from_the_list_to_a_node_and_a_pod,
     a_waiting_pod_is_explained,
+    nodes_without_new_pods_are_marked,
+    a_waiting_gang_is_explained,
     the_four_questions_are_answered,
     a_placed_pod_says_why,
     waste_is_sorted_and_filtered_by_the_address,
@@ -219,6 +221,33 @@ async fn the_four_questions_are_answered(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
+/// Nothing is free on a node that gets no new pods, and the pages say why.
+async fn nodes_without_new_pods_are_marked(browser: &Browser) -> Result<()> {
+    let mut cordoned = node("t1", T4);
+    cordoned["spec"] = json!({"unschedulable": true});
+    let cluster = Cluster::start([node("h1", H100), cordoned]).await?;
+    visit(browser, &cluster, "#/overview").await?;
+    browser.until_text("without 1 node and 0 GPUs that get no new pods").await?;
+    let free = H100.gpu_count;
+    browser.until_text(&format!("of {free} free GPUs")).await?;
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.until("document.querySelector('[data-key=t1] .chip.warn').innerText === 'cordoned'").await?;
+    browser.until("!document.querySelector('[data-key=h1] .chip.warn')").await?;
+    visit(browser, &cluster, "#/node/t1").await?;
+    browser.until("document.querySelector('.page-head .chip.warn').innerText === 'cordoned'").await
+}
+
+/// What a gang lacks is said, and every reason of a decision has a text.
+async fn a_waiting_gang_is_explained(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    let mut member = pod("team", "train-0", whole(2));
+    member["metadata"]["annotations"] = json!({"tessera.dev/gang": "train/2"});
+    cluster.run(&member).await?;
+    visit(browser, &cluster, "#/pod/team/train-0").await?;
+    browser.until_text("gang team/train: 1 of 2 pods exist, 0 have nodes").await?;
+    browser.until_text("gang waits").await
+}
+
 async fn a_placed_pod_says_why(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     cluster.run(&pod("team", "half", share(50, 4_096))).await?.context("there is room")?;
@@ -402,6 +431,11 @@ async fn pages_pass_the_accessibility_audit(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
+/// Returns the texts of chips that begin or end outside the screen, and that no user can scroll to.
+const CUT_CHIPS: &str = "[...document.querySelectorAll('main .chip')]
+    .filter((chip) => !chip.closest('.scroll') && chip.getBoundingClientRect().right > innerWidth)
+    .map((chip) => chip.textContent)";
+
 async fn pages_fit_narrow_screens(browser: &Browser) -> Result<()> {
     let cluster = sample().await?;
     browser.size(375, 812).await?;
@@ -411,6 +445,11 @@ async fn pages_fit_narrow_screens(browser: &Browser) -> Result<()> {
         let wide = browser.eval("document.documentElement.scrollWidth").await?;
         ensure!(wide.as_u64().is_some_and(|wide| wide <= 375), "{page} is {wide} wide");
     }
+    // The page proposes a smaller request in a long vocabulary.
+    visit(browser, &cluster, "#/pod/team-lab/sweep-7").await?;
+    browser.until("[...document.querySelectorAll('main .chip')].some((chip) => chip.textContent.includes('vcuda-memory'))").await?;
+    let cut = browser.eval(CUT_CHIPS).await?;
+    ensure!(cut == json!([]), "the page cuts {cut}");
     Ok(())
 }
 

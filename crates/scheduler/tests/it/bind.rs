@@ -75,6 +75,35 @@ fn a_refused_binding_is_rolled_back_and_an_uncertain_one_keeps_its_gpu() {
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["n", "m"]);
 }
 
+/// The agent withdraws the devices of other dialects while a pod holds a GPU, and the kubelet learns a moment after the
+/// pod's end that they are back.
+#[test]
+fn a_gpu_that_changes_dialect_is_bound_a_moment_after_its_release() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let order = |state: &mut State, pod: &Value, now| {
+        set_pod(state, pod);
+        match state.begin_bind(&bind_args(pod, "n"), at(now)).unwrap() {
+            BindStep::Send(order) => order,
+            other => panic!("{other:?}"),
+        }
+    };
+    let end = |state: &mut State, pod: &Value, now| {
+        let mut ended = pod.clone();
+        ended["spec"]["nodeName"] = json!("n");
+        ended["status"]["phase"] = json!("Succeeded");
+        state.set_event_time(at(now));
+        set_pod(state, &ended);
+    };
+    let (first, second, third) = (share("first", 60), whole("second", 1), whole("third", 1));
+    assert_eq!(order(&mut state, &first, 10).not_before, None, "an idle GPU");
+    end(&mut state, &first, 20);
+    assert_eq!(order(&mut state, &second, 20).not_before, Some(at(21).steady));
+    end(&mut state, &second, 30);
+    assert_eq!(order(&mut state, &third, 30).not_before, None, "the same dialect");
+    end(&mut state, &third, 40);
+    assert_eq!(order(&mut state, &share("fourth", 60), 41).not_before, None, "a second later");
+}
+
 /// The watch has shown the pods, so they are not read again when they are bound.
 #[test]
 fn pods_of_other_schedulers_are_not_bound() {

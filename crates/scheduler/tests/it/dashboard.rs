@@ -98,6 +98,34 @@ fn cluster_view_of_an_empty_cluster_is_zero() {
     );
 }
 
+/// GPUs that get no new pods are not free capacity, and the views say why: the node is cordoned or not ready, or an
+/// administrator has cordoned the GPU.
+#[test]
+fn nodes_and_gpus_that_get_no_pods_are_not_free() {
+    let mut cordoned = node("cordoned", 2, "GiB");
+    cordoned["spec"]["unschedulable"] = true.into();
+    let mut down = node("down", 2, "GiB");
+    down["status"]["conditions"] = json!([{"type": "Ready", "status": "Unknown"}]);
+    let mut up = node("up", 2, "GiB");
+    up["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let inventory: Value =
+        serde_json::from_str(up["metadata"]["annotations"]["tessera.dev/inventory"].as_str().unwrap())
+            .unwrap();
+    up["metadata"]["annotations"]["tessera.dev/gpu-cordon"] = inventory["gpus"][0]["uuid"].clone();
+    let state = state(&[cordoned, down, up]);
+    let view = json_of(cluster::cluster(&state));
+    assert_eq!((&view["notReadyNodes"], &view["cordonedNodes"]), (&json!(1), &json!(1)));
+    assert_eq!((&view["gpus"]["unhealthy"], &view["gpus"]["cordoned"]), (&json!(0), &json!(1)));
+    assert_eq!(view["fragmentation"]["left"], 1.0, "only one GPU takes pods");
+    let list = json_of(nodes::nodes(&state, &filter("")).items);
+    let status = |number: usize| (list[number]["ready"].clone(), list[number]["cordoned"].clone());
+    assert_eq!(status(0), (Value::Null, json!(true)));
+    assert_eq!(status(1), (json!(false), Value::Null));
+    assert_eq!(status(2), (json!(true), Value::Null));
+    let trouble = nodes::nodes(&state, &filter("state=trouble")).items;
+    assert_eq!(trouble.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["down"]);
+}
+
 #[test]
 fn node_list_applies_every_filter() {
     let mut state = some();
@@ -329,7 +357,7 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
     let holders = ["idle", "half", "busy", "hidden"].map(|name| format!("uid-{name}")).into();
     log.observe(1000, "n", &holders, &serde_json::from_value(used).unwrap());
     log.end_round(1000, 3.5);
-    let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS));
+    let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS, &ListQuery::default()));
     assert_eq!((&view["heldGpus"], &view["unknownPods"]), (&json!(3.5), &json!(1)));
     assert_eq!((&view["idlePods"], &view["idleGpus"]), (&json!(1), &json!(1.0)));
     let rows: Vec<(&Value, &Value, &Value)> = view["pods"]
@@ -347,4 +375,39 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
         ]
     );
     assert_eq!(view["history"], json!([{"unixMillis": 1000, "held": 3.5}]));
+}
+
+/// However many pods are idle, each of them is on a page of the list.
+#[test]
+fn all_idle_pods_are_listed_page_by_page() {
+    const PODS: usize = 130;
+    let names: Vec<String> = (0..PODS).map(|number| format!("pod-{number}")).collect();
+    let nodes: Vec<Value> =
+        (0..PODS.div_ceil(8)).map(|number| node(&format!("n{number}"), 8, "GiB")).collect();
+    let mut state = state(&nodes);
+    let mut log = UsageLog::default();
+    for (number, pods) in names.chunks(8).enumerate() {
+        let node = format!("n{number}");
+        for pod in pods {
+            bind(&mut state, &whole(pod, 1), &node);
+        }
+        let container = |pod: &String| {
+            json!({"namespace": "team", "pod": pod, "uid": format!("uid-{pod}"), "container": "main",
+                   "gpus": [{"uuid": "g", "index": 0, "busyPercent": 0.0}]})
+        };
+        let used = json!({"gpus": [], "containers": pods.iter().map(container).collect::<Vec<_>>()});
+        let holders = pods.iter().map(|pod| format!("uid-{pod}")).collect();
+        log.observe(1000, &node, &holders, &serde_json::from_value(used).unwrap());
+    }
+    let listed = |query: &str| {
+        let query: ListQuery = serde_json::from_str(query).unwrap();
+        let view = waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS, &query);
+        assert_eq!((view.idle_pods, view.total), (PODS, PODS));
+        view.pods.into_iter().map(|pod| pod.name).collect::<Vec<_>>()
+    };
+    let first = listed(r#"{"state":"idle","limit":100}"#);
+    let rest = listed(r#"{"state":"idle","limit":100,"offset":100}"#);
+    assert_eq!([first, rest].concat(), names, "in natural order, because all waste the same");
+    let none = waste::waste(&state, &log, 2000, &serde_json::from_str(r#"{"state":"idle"}"#).unwrap());
+    assert_eq!((none.total, none.namespaces), (0, vec!["team".to_owned()]), "idle for a second only");
 }

@@ -1,11 +1,16 @@
 //! Checks that `docs/scheduler.md` and the scheduler name the same metrics.
 
+#[path = "../../../tessera/tests/book/section.rs"]
+mod section;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tessera_scheduler::metrics::Metrics;
 
 use tessera_scheduler::state::StateEvent;
+use tessera_serve::Tls;
+use tessera_serve::authority::self_signed;
 use tessera_wire::metrics::Format;
 
 use crate::fixtures::{bind, node, state, whole};
@@ -22,12 +27,24 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);
     metrics.bound("bound");
+    metrics.claim_replaced(tessera_core::claim::Replacement::NoRoom);
+    let made = self_signed("tessera", 1_800_000_000).unwrap();
+    metrics.set_certificates(Tls::for_all(&made.certificate, &made.key).unwrap());
     let text = metrics.text(&state, Format::Plain);
+    for line in [
+        r#"tessera_certificate_expiry_timestamp_seconds{certificate="server"} 2115360000"#,
+        r#"hami_resource_quota_used{namespace="team",quota_name="nvidia.com/gpucores",limit="100",zone="vGPU"} 100"#,
+        r#"hami_resource_quota_used{namespace="team",quota_name="nvidia.com/gpumem",limit="1024",zone="vGPU"} 16384"#,
+        r#"hami_resource_quota_limit{namespace="team",quota_name="nvidia.com/gpumem",zone="vGPU"} 1024"#,
+    ] {
+        assert!(text.lines().any(|written| written == line), "{line} in\n{text}");
+    }
     let written: BTreeSet<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))
         .map(|line| line.split(' ').next().unwrap().to_owned())
         .collect();
+    section::check("docs/reference/metrics.md", "Scheduler", &section::families(&text));
     let page = include_str!("../../../../docs/scheduler.md");
     let (_, rest) = page.split_once("\n## Metrics\n").unwrap();
     let (section, _) = rest.split_once("\n## ").unwrap();

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_scheduler::dashboard::view::{explanation, pods};
+use tessera_scheduler::state::{State, StateEvent};
 use tessera_scheduler::verb::explain::{explain, what_if};
 
 use crate::fixtures::*;
@@ -61,9 +62,9 @@ fn obstacles() -> Vec<(&'static str, Value, Value, Option<&'static str>)> {
         ("memory", limits("memory", "1000Gi"), none(), Some("not enough memory")),
         (
             "resource",
-            limits("nvidia.com/gpumem", "3000"),
+            limits("nvidia.com/mig-1g.5gb", "3000"),
             none(),
-            Some("node offers 0 of nvidia.com/gpumem, and the pod requests 3000"),
+            Some("node offers 0 of nvidia.com/mig-1g.5gb, and the pod requests 3000"),
         ),
         ("pod-affinity", spec("affinity", json!({"podAffinity": {required: near}})), none(), None),
         ("anti-affinity", spec("affinity", json!({"podAntiAffinity": {required: near}})), none(), None),
@@ -78,6 +79,37 @@ fn obstacles() -> Vec<(&'static str, Value, Value, Option<&'static str>)> {
             spec("volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])),
             none(),
             None,
+        ),
+        (
+            "ports",
+            json!({"spec": {"containers": [{"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}],
+                "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}),
+            none(),
+            None,
+        ),
+        (
+            "claims",
+            spec("resourceClaims", json!([{"name": "nic", "resourceClaimName": "nic"}])),
+            none(),
+            None,
+        ),
+        (
+            "pods",
+            none(),
+            json!({"status": {"allocatable": {"pods": "0"}}}),
+            Some("node has its largest number of pods, 0"),
+        ),
+        (
+            "storage",
+            limits("ephemeral-storage", "2Ki"),
+            json!({"status": {"allocatable": {"ephemeral-storage": "1Ki"}}}),
+            Some("node offers 1024 of ephemeral-storage, and the pod requests 2048"),
+        ),
+        (
+            "huge-pages",
+            limits("hugepages-2Mi", "4Mi"),
+            none(),
+            Some("node offers 0 of hugepages-2Mi, and the pod requests 4194304"),
         ),
         ("gate", spec("schedulingGates", json!([{"name": "hold"}])), none(), None),
         ("other-plugin", none(), none(), None),
@@ -124,9 +156,15 @@ fn a_waiting_pod_is_never_said_to_fit() {
         assert_eq!(explained["nodes"][0]["wouldDo"], reason.is_none(), "{name}");
         // A hypothetical pod with the same constraints gets the same answer.
         let supposed = serde_json::to_value(what_if(&state, &parse(&pod)).unwrap()).unwrap();
-        assert_eq!(supposed["nodes"][0]["fits"], reason.is_none(), "{name}");
-        let needs_others = ["pod-affinity", "anti-affinity", "spread", "volume"].contains(&name);
+        let needs_others =
+            ["pod-affinity", "anti-affinity", "spread", "volume", "ports", "claims"].contains(&name);
         assert_eq!(supposed["unchecked"].is_array(), needs_others, "{name}: {supposed}");
+        // Where only kube-scheduler can tell, a hypothetical pod is not said to fit either.
+        assert_eq!(supposed["nodes"][0]["wouldDo"], reason.is_none(), "{name}");
+        assert_eq!(supposed["nodes"][0]["fits"], reason.is_none() && !needs_others, "{name}");
+        let is_said_to_fit = supposed["summary"].as_str().unwrap().starts_with("fits on 1");
+        assert_eq!(is_said_to_fit, reason.is_none() && !needs_others, "{name}: {supposed}");
+        assert_eq!(supposed["room"].is_array(), is_said_to_fit, "{name}: {supposed}");
     }
 }
 
@@ -139,6 +177,80 @@ fn pods_with_resources_of_others_say_so() {
     let row = serde_json::to_value(pods::pod(&state, "team", "slice").unwrap()).unwrap();
     assert_eq!((&row["unserved"], &row["state"]), (&json!(["nvidia.com/mig-1g.5gb"]), &json!("waiting")));
     assert_eq!(explained["nodes"][0]["wouldDo"], false, "{explained}");
+}
+
+/// Whether an agent with `--mig-strategy mixed` or another plugin offers the resource: it is served, on that node only.
+#[test]
+fn resources_of_others_are_served_where_a_node_offers_them() {
+    let mig = "nvidia.com/mig-1g.5gb";
+    let mut sliced = node("sliced", 2, "GiB");
+    sliced["status"]["allocatable"][mig] = "7".into();
+    let mut foreign =
+        json!({"metadata": {"name": "foreign"}, "status": {"allocatable": {"cpu": "8", "amd.com/gpu": "2"}}});
+    let mut state = state(&[node("plain", 2, "GiB"), sliced.clone(), foreign.clone()]);
+    set_pod(&mut state, &pod("slice", &[(mig, "1")]));
+    set_pod(&mut state, &pod("other", &[("amd.com/gpu", "1")]));
+    let unserved = |state: &State, name: &str| {
+        let explained = serde_json::to_value(explain(state, "team", name).unwrap().unwrap()).unwrap();
+        let row = serde_json::to_value(pods::pod(state, "team", name).unwrap()).unwrap();
+        let would_do: Vec<Value> = explained["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|node| node["wouldDo"] == true)
+            .cloned()
+            .collect();
+        (
+            explained["unserved"].clone(),
+            row["unserved"].clone(),
+            would_do.iter().map(|node| node["node"].clone()).collect(),
+        )
+    };
+    let (explained, row, would_do): (Value, Value, Vec<Value>) = unserved(&state, "slice");
+    assert_eq!((explained, row), (Value::Null, Value::Null));
+    assert_eq!(would_do, [json!("sliced")]);
+    assert_eq!(unserved(&state, "other").0, Value::Null, "a node without GPUs of ours offers it");
+    sliced["status"]["allocatable"].as_object_mut().unwrap().remove(mig);
+    foreign["status"]["allocatable"] = json!({"cpu": "8"});
+    set_node(&mut state, &sliced);
+    set_node(&mut state, &foreign);
+    assert_eq!(unserved(&state, "slice").0, json!([mig]), "no node offers it any more");
+    assert_eq!(unserved(&state, "other").0, json!(["amd.com/gpu"]));
+}
+
+/// GPUs that are reserved for a pod do not count against it, nor does its use of the quota.
+#[test]
+fn the_booking_of_a_pod_does_not_count_against_it() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let limits = r#"{"team":{"percent":100}}"#;
+    state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    let reserved = whole("reserved", 1);
+    set_pod(&mut state, &reserved);
+    state.begin_bind(&bind_args(&reserved, "n"), at(0)).unwrap();
+    let explained = serde_json::to_value(explain(&state, "team", "reserved").unwrap().unwrap()).unwrap();
+    assert_eq!(
+        (&explained["nodes"][0]["wouldDo"], &explained["waits"]),
+        (&json!(true), &json!(true)),
+        "{explained}"
+    );
+    assert_eq!(explained["relief"], Value::Null, "{explained}");
+    set_pod(&mut state, &whole("other", 1));
+    let explained = serde_json::to_value(explain(&state, "team", "other").unwrap().unwrap()).unwrap();
+    assert_eq!(explained["nodes"][0]["wouldDo"], false, "it counts against other pods");
+}
+
+/// The room on a node is counted up to a bound, because each pod costs a placement under a lock.
+#[test]
+fn room_is_counted_up_to_a_bound() {
+    let room = |gpus: usize, percent: u32| {
+        let state = state(&[node("n", gpus, "GiB")]);
+        let pod =
+            pod("p", &[("tencent.com/vcuda-core", &percent.to_string()), ("tencent.com/vcuda-memory", "1")]);
+        let explained = what_if(&state, &parse(&pod)).unwrap();
+        explained.room.iter().map(|room| (room.pods, room.or_more)).collect::<Vec<_>>()
+    };
+    assert_eq!(room(2, 50), [(4, false)]);
+    assert_eq!(room(4, 1), [(200, true)], "four GPUs with room for 64 pods each by their memory");
 }
 
 #[test]

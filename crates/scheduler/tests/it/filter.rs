@@ -122,6 +122,35 @@ fn a_node_that_changes_only_its_dialects_is_checked_again() {
 }
 
 #[test]
+fn a_node_takes_no_pods_while_its_agent_is_replaced() {
+    let with_agent = |certificate: &str, unavailable: &str| {
+        let mut node = node("n", 1, "GiB");
+        let annotations = &mut node["metadata"]["annotations"];
+        annotations["tessera.dev/agent"] = "https://10.0.0.5:5678".into();
+        annotations["tessera.dev/agent-certificate"] = certificate.into();
+        annotations["tessera.dev/agent-unavailable"] = unavailable.into();
+        node
+    };
+    let mut state = state(&[with_agent("sha256:old", "")]);
+    let cache = VerdictCache::default();
+    let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
+    set_pod(&mut state, &pod);
+    assert_eq!(filter_with(&state, &pod, &["n"], &cache).node_names.unwrap(), ["n"]);
+    let reason = "the agent of the node is being replaced, or was stopped";
+    for certificate in ["sha256:old", "sha256:new"] {
+        set_node(&mut state, &with_agent(certificate, certificate));
+        let refused = filter_with(&state, &pod, &["n"], &cache).failed_and_unresolvable_nodes;
+        assert_eq!(refused["n"], reason);
+        let refused = state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap_err().to_string();
+        assert_eq!(refused, format!("node n: {reason}"));
+    }
+    // An agent of an earlier release does not clear the announcement of the agent before it.
+    set_node(&mut state, &with_agent("sha256:earlier-release", "sha256:new"));
+    assert_eq!(filter_with(&state, &pod, &["n"], &cache).node_names.unwrap(), ["n"]);
+    state.begin_bind(&bind_args(&pod, "n"), at(1)).unwrap();
+}
+
+#[test]
 fn pods_created_during_a_forecast_make_the_next_forecast_due() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let first = due_forecast(&mut state).unwrap();
@@ -146,4 +175,54 @@ fn a_ceiling_that_is_no_number_is_refused_on_every_node() {
     assert_eq!(state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap_err().to_string(), reason);
     pod["metadata"]["annotations"] = json!({ "tencent.com/vcuda-core-limit": "80" });
     assert_eq!(filter(&state, &pod, &["a"]).node_names.unwrap(), ["a"]);
+}
+
+/// HAMi's annotations count for pods of every dialect, and none is ignored.
+#[test]
+fn annotations_that_cannot_be_followed_reject_pods_of_every_dialect() {
+    let state = state(&[node("n", 2, "GiB")]);
+    let memory = pod("p", &[("aliyun.com/gpu-mem", "2")]);
+    let aliyun = pod("p", &[("aliyun.com/gpu", "1")]);
+    let dialects = [share("p", 10), whole("p", 1), parts("p", 2, 10), memory, aliyun];
+    for (key, value, expected) in [
+        ("nvidia.com/use-gputype", "", "nvidia.com/use-gputype: found \"\""),
+        ("nvidia.com/numa-bind", "1", "write true or false"),
+        ("hami.io/node-scheduler-policy", "mutex", "write binpack or spread"),
+        ("hami.io/gpu-scheduler-policy", "numa,", "found \"\"; write binpack"),
+        ("hami.io/device-scoring-weights", "slot=1,core=1", "write slot=1,core=1,memory=3"),
+        ("nvidia.com/vgpu-mode", "mps", "write hami-core"),
+        ("tessera.dev/gpu-memory-limit", "all", "tessera.dev/gpu-memory-limit: found \"all\""),
+        ("nvidia.com/use-gputype", "A100", "that the annotations allow"),
+        ("nvidia.com/nouse-gpuuuid", "GPU-n-0,GPU-n-1", "that the annotations allow"),
+    ] {
+        for pod in &dialects {
+            let answer = filter(&state, &annotated(pod.clone(), &[(key, value)]), &["n"]);
+            let said = serde_json::to_string(&answer).unwrap().replace("\\\"", "\"");
+            assert!(answer.node_names.unwrap_or_default().is_empty(), "{key}: {value}");
+            assert!(said.contains(expected), "{key}: {value}: {said}");
+        }
+    }
+}
+
+/// A GPU that was cordoned after filter gets no pod by bind. A pod that is bound already keeps its GPU.
+#[test]
+fn a_cordon_between_filter_and_bind_counts() {
+    let mut cluster = state(&[node("n", 2, "GiB")]);
+    let running = bind(
+        &mut cluster,
+        &annotated(parts("running", 1, 10), &[("nvidia.com/use-gpuuuid", "GPU-n-0")]),
+        "n",
+    );
+    let late = parts("late", 2, 10);
+    set_pod(&mut cluster, &late);
+    assert_eq!(filter(&cluster, &late, &["n"]).node_names.unwrap(), ["n"]);
+    let mut cordoned = node("n", 2, "GiB");
+    cordoned["metadata"]["annotations"]["hami.io/device-cordon"] = "GPU-n-0".into();
+    set_node(&mut cluster, &cordoned);
+    let refused = cluster.begin_bind(&bind_args(&late, "n"), at(0)).unwrap_err().to_string();
+    assert!(refused.contains("fewer than 2 GPUs with 10% and 10% of the memory left"), "{refused}");
+    let uid = tessera_core::units::PodUid::from(running["metadata"]["uid"].as_str().unwrap());
+    assert_eq!(cluster.ledger().grant(&uid).unwrap().gpus().to_string(), "0");
+    set_node(&mut cluster, &node("n", 2, "GiB"));
+    assert!(cluster.begin_bind(&bind_args(&late, "n"), at(0)).is_ok());
 }

@@ -21,7 +21,7 @@ pub(crate) fn node(name: &str, gpu_count: usize, unit: &str) -> Value {
     let gpus: Vec<Value> = (0..gpu_count)
         .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": GPU_MIB}))
         .collect();
-    let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
+    let inventory = json!({ "memoryUnit": unit, "nvidiaSlots": 10, "gpus": gpus }).to_string();
     let memory = if unit == "GiB" { GPU_MIB / 1024 } else { GPU_MIB };
     let resources = json!({
         "cpu": "64", "memory": "256Gi", "pods": "110",
@@ -54,6 +54,26 @@ pub(crate) fn share(name: &str, compute_percent: u64) -> Value {
         name,
         &[("tencent.com/vcuda-core", &compute_percent.to_string()), ("tencent.com/vcuda-memory", &memory)],
     )
+}
+
+/// Returns a pod with this many percent of the compute and memory of each of several GPUs.
+pub(crate) fn parts(name: &str, gpus: u64, percent: u64) -> Value {
+    let (gpus, percent) = (gpus.to_string(), percent.to_string());
+    pod(
+        name,
+        &[
+            ("nvidia.com/gpu", &gpus),
+            ("nvidia.com/gpumem-percentage", &percent),
+            ("nvidia.com/gpucores", &percent),
+        ],
+    )
+}
+
+pub(crate) fn annotated(mut pod: Value, annotations: &[(&str, &str)]) -> Value {
+    let all: serde_json::Map<String, Value> =
+        annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+    pod["metadata"]["annotations"] = all.into();
+    pod
 }
 
 pub(crate) fn whole(name: &str, count: u64) -> Value {
@@ -104,7 +124,7 @@ pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &Verdic
     nodes.iter().map(grade).collect()
 }
 
-fn question<'a>(pod: &Value, nodes: &[&'a str]) -> ExtenderArgs<&'a str> {
+pub(crate) fn question<'a>(pod: &Value, nodes: &[&'a str]) -> ExtenderArgs<&'a str> {
     ExtenderArgs { pod: parse(pod), nodes: None, node_names: Some(nodes.to_vec()) }
 }
 

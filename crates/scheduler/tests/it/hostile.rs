@@ -48,7 +48,7 @@ fn amount() -> impl Strategy<Value = String> {
     prop::sample::select(texts.to_vec()).prop_map(str::to_owned)
 }
 
-const RESOURCES: [&str; 8] = [
+const RESOURCES: [&str; 12] = [
     "cpu",
     "memory",
     "nvidia.com/gpu",
@@ -57,6 +57,10 @@ const RESOURCES: [&str; 8] = [
     "aliyun.com/gpu-count",
     "tencent.com/vcuda-core",
     "tencent.com/vcuda-memory",
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+    "nvidia.com/priority",
 ];
 
 fn amounts(most: usize) -> impl Strategy<Value = Value> {
@@ -77,8 +81,8 @@ fn inventory() -> impl Strategy<Value = String> {
         0..4,
     );
     let unit = prop::sample::select(vec!["GiB", "MiB", "256MiB", "0MiB", "4294967295MiB", "stone"]);
-    (gpus, links, unit).prop_map(|(gpus, links, unit)| {
-        json!({ "memoryUnit": unit, "gpus": gpus, "links": links }).to_string()
+    (gpus, links, unit, number()).prop_map(|(gpus, links, unit, slots)| {
+        json!({ "memoryUnit": unit, "nvidiaSlots": slots, "gpus": gpus, "links": links }).to_string()
     })
 }
 
@@ -117,6 +121,11 @@ fn annotations() -> impl Strategy<Value = Value> {
         "best-effort",
         "spread",
         "static",
+        "true",
+        "GPU-0,GPU-2",
+        "numa,mutex,spread",
+        "slot=4294967295,core=4294967295,memory=4294967295",
+        "9E",
     ]);
     let keys = prop::sample::select(vec![
         "ALIYUN_COM_GPU_GROUP",
@@ -125,8 +134,15 @@ fn annotations() -> impl Strategy<Value = Value> {
         "tencent.com/predicate-gpu-idx-0",
         "tessera.dev/policy",
         "tessera.dev/traffic",
+        "nvidia.com/use-gputype",
+        "nvidia.com/nouse-gpuuuid",
+        "nvidia.com/numa-bind",
+        "hami.io/node-scheduler-policy",
+        "hami.io/gpu-scheduler-policy",
+        "hami.io/device-scoring-weights",
+        "tessera.dev/gpu-memory-limit",
     ]);
-    let others = prop::collection::btree_map(keys, words, 0..4);
+    let others = prop::collection::btree_map(keys, words, 0..6);
     (prop::option::of(prop_oneof![3 => ours, 1 => ".{0,20}".prop_map(String::from)]), others).prop_map(
         |(ours, others)| {
             let mut annotations = json!(others);

@@ -18,13 +18,17 @@ use crate::fixtures::*;
 const NODES: [&str; 3] = ["a", "b", "c"];
 const GPUS_PER_NODE: usize = 2;
 
+/// Percentages above this one mean a part of each GPU of a node.
+const PARTS: u64 = 1000;
+
 /// Nodes in the requests. Node `d` does not exist.
 const ASKED: [&str; 4] = ["a", "b", "c", "d"];
 
 /// A step of the simulation.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A user creates a pod with this many percent of a GPU; 100 and more mean whole GPUs.
+    /// A user creates a pod with this many percent of a GPU. 100 and more mean whole GPUs, 1000 and more a part of each
+    /// GPU of a node.
     Create(u64),
     /// Another scheduler places a pod on a node without a grant.
     Bypass(u64, usize),
@@ -67,7 +71,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Answer::Told), 1 => Just(Answer::Lost), 1 => Just(Answer::Vanished), 1 => Just(Answer::Refused),
     ];
     prop_oneof![
-        4 => prop_oneof![(1..10u64).prop_map(|tenths| tenths * 10), Just(100), Just(200)].prop_map(Step::Create),
+        4 => prop_oneof![
+            (1..10u64).prop_map(|tenths| tenths * 10),
+            Just(100),
+            Just(200),
+            (1..10u64).prop_map(|tenths| PARTS + tenths * 10),
+        ].prop_map(Step::Create),
         1 => (1..20u64, any::<usize>()).prop_map(|(tenths, node)| Step::Bypass(tenths * 10, node)),
         6 => (any::<usize>(), any::<usize>()).prop_map(|(pod, node)| Step::Bind(pod, node)),
         5 => (any::<usize>(), answer).prop_map(|(which, answer)| Step::Arrive(which, answer)),
@@ -121,7 +130,11 @@ impl World {
     fn make(&mut self, percent: u64) -> Value {
         self.made += 1;
         let name = format!("p{:04}", self.made);
-        if percent < 100 { share(&name, percent) } else { whole(&name, percent / 100) }
+        match percent {
+            0..100 => share(&name, percent),
+            100..PARTS => whole(&name, percent / 100),
+            _ => parts(&name, GPUS_PER_NODE as u64, percent - PARTS),
+        }
     }
 
     fn nth(&self, number: usize) -> Option<Value> {
@@ -288,7 +301,16 @@ impl World {
 
     /// Checks that cached verdicts do not change any answer.
     fn check_memory(&self) -> Result<(), TestCaseError> {
-        let pods = [share("q", 10), share("q", 60), whole("q", 1), whole("q", 2)];
+        let bound =
+            [("nvidia.com/use-gpuuuid", "GPU-a-1,GPU-b-0"), ("hami.io/gpu-scheduler-policy", "mutex,spread")];
+        let pods = [
+            share("q", 10),
+            share("q", 60),
+            whole("q", 1),
+            whole("q", 2),
+            parts("q", 2, 40),
+            annotated(parts("q", 1, 40), &bound),
+        ];
         let bypassing = pod("q", &[("aliyun.com/gpu-mem", "9")]);
         for pod in pods.iter().chain([&bypassing]) {
             let fresh = VerdictCache::default();
@@ -312,6 +334,11 @@ impl World {
             truth.ledger().overbooked()
         );
         prop_assert!(self.state.ledger().overbooked().is_empty(), "booked too much");
+        for (_, grant) in book(&self.state) {
+            for container in &grant.containers {
+                prop_assert_eq!(container.gpus().len(), container.holds.len(), "two parts on one GPU");
+            }
+        }
         Ok(())
     }
 }

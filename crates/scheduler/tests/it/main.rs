@@ -6,6 +6,7 @@
 mod access;
 mod agents;
 mod bind;
+mod claims;
 mod cluster_events;
 mod dashboard;
 mod documentation;
@@ -13,11 +14,14 @@ mod explain;
 mod filter;
 mod filter_only;
 mod fixtures;
+mod forward;
+mod gangs;
 mod hostile;
 mod interleavings;
 mod leadership;
 mod login;
 mod neighbour;
+mod node_reservations;
 mod pages;
 mod preempt;
 mod quota;
@@ -25,3 +29,4 @@ mod sample;
 
 mod server;
 mod tls;
+mod webhook;

@@ -1,9 +1,16 @@
 //! A replica beside a kube-scheduler in the same pod leads only while this kube-scheduler does.
 
+use std::sync::Arc;
+
+use axum::http::{Request, header};
 use serde_json::json;
 use tessera_scheduler::dashboard::AgentReader;
+use tessera_scheduler::dashboard::login::Login;
 use tessera_scheduler::run::{Membership, Neighbour};
 use tessera_sim::apiserver::ApiServer;
+use tessera_sim::reviews::{KnownToken, ReviewServer};
+use tessera_wire::tessera::page_rights;
+use tower::ServiceExt as _;
 
 use crate::fixtures::whole;
 use crate::server::{Replica, cluster, eventually, make};
@@ -88,6 +95,15 @@ async fn a_replica_that_waits_forwards_readers_to_the_leader() {
     }
     assert_eq!(body().await.1, leader.get("/api/v1/nodes").await.1);
     assert!(follower.get("/metrics").await.1.contains("tessera_scheduler_leading 0"), "its own metrics");
+    // What readers send to a replica with a login, such as their token, must not go to one without.
+    let reviews = ReviewServer::start().await.unwrap();
+    let reader = KnownToken { user: "jane", audience: None, paths: &[page_rights::DASHBOARD] };
+    reviews.add("reader", reader);
+    let login = Login::new(tessera_cluster::connect_to(reviews.url()).unwrap(), false);
+    let with_login = tessera_scheduler::server::pages(Arc::clone(&follower.app), 1 << 20, &[], Some(login));
+    let request = Request::get("/api/v1/nodes").header(header::AUTHORIZATION, "Bearer reader");
+    let answer = with_login.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(answer.status(), 503, "it names the leader and forwards nothing");
     let (_, text) = leader.call("GET", "/api/v1/status", axum::body::Body::empty()).await;
     assert!(String::from_utf8(text).unwrap().contains("\"ready\":true"));
 }

@@ -38,6 +38,31 @@ fn preempt_evicts_from_a_gpu_that_then_fits() {
     );
 }
 
+/// A part of each of two GPUs needs room on two GPUs, however much one of them has.
+#[test]
+fn preempt_makes_room_on_as_many_gpus_as_a_pod_has_parts() {
+    let mut state = state(&[node("n", 3, "GiB")]);
+    let prioritised = |mut pod: Value, priority: i32| {
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    bind(&mut state, &prioritised(parts("pair", 2, 70), 1), "n");
+    bind(&mut state, &prioritised(parts("high", 1, 80), 100), "n");
+    bind(&mut state, &prioritised(parts("small", 1, 30), 0), "n");
+    let ask = |newcomer: Value| {
+        let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": []}}});
+        let args: PreemptionArgs = serde_json::from_value(args).unwrap();
+        serde_json::to_value(preempt(&state, &args)).unwrap()["NodeNameToMetaVictims"]["n"]["Pods"].clone()
+    };
+    let pair = json!([{"UID": "uid-pair"}]);
+    assert_eq!(ask(prioritised(parts("new", 2, 60), 50)), pair);
+    assert_eq!(ask(prioritised(parts("new", 3, 60), 50)), Value::Null, "one GPU stays with the high pod");
+    // The annotations of the newcomer count: only GPUs of the pair are left.
+    let bound = annotated(parts("new", 1, 60), &[("nvidia.com/use-gpuuuid", "GPU-n-0")]);
+    let victims = ask(prioritised(bound, 50));
+    assert!(victims == pair || victims == json!([{"UID": "uid-pair"}, {"UID": "uid-small"}]), "{victims}");
+}
+
 #[test]
 fn a_pod_over_quota_evicts_only_pods_of_its_namespace() {
     let mut state = state(&[node("n", 2, "GiB")]);
@@ -91,4 +116,33 @@ fn budget_violations_are_counted_for_victims_that_preempt_chooses() {
     );
     state.handle(StateEvent::Budget(WatchEvent::Gone(serde_json::from_value(budget).unwrap())));
     assert_eq!(ask(&state, json!({"Pods": []})), 0);
+}
+
+#[test]
+fn pods_of_a_gang_on_a_node_are_evicted_together_unless_the_gang_has_a_pod_of_higher_priority() {
+    let prioritised = |mut pod: Value, priority: i32| {
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    let member = |number: usize, priority: i32| {
+        let mut pod = prioritised(whole(&format!("train-{number}"), 1), priority);
+        pod["metadata"]["annotations"] = json!({ "tessera.dev/gang": "train/3" });
+        pod
+    };
+    let victims = |elsewhere: i32| {
+        let mut state = state(&[node("n", 2, "GiB"), node("m", 2, "GiB")]);
+        // The pods are bound already, as a new leader finds them.
+        for (pod, node) in [(member(0, 0), "n"), (member(1, 0), "n"), (member(2, elsewhere), "m")] {
+            let mut pod = pod;
+            pod["spec"]["nodeName"] = node.into();
+            set_pod(&mut state, &pod);
+        }
+        let newcomer = prioritised(whole("newcomer", 1), 10);
+        let args =
+            json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "uid-train-0"}]}}});
+        let answer = preempt(&state, &serde_json::from_value::<PreemptionArgs>(args).unwrap());
+        serde_json::to_value(answer).unwrap()["NodeNameToMetaVictims"]["n"]["Pods"].clone()
+    };
+    assert_eq!(victims(0), json!([{"UID": "uid-train-0"}, {"UID": "uid-train-1"}]));
+    assert_eq!(victims(50), Value::Null, "the gang has a pod that may not be evicted");
 }

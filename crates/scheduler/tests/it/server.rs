@@ -68,8 +68,17 @@ impl Replica {
         agents: AgentReader,
         change: impl FnOnce(Membership) -> Membership,
     ) -> Self {
+        Self::with_settings(api, SchedulerSettings::default(), agents, change)
+    }
+
+    /// Starts a replica with these settings and this part in the election.
+    pub(crate) fn with_settings(
+        api: &ApiServer,
+        settings: SchedulerSettings,
+        agents: AgentReader,
+        change: impl FnOnce(Membership) -> Membership,
+    ) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
-        let settings = SchedulerSettings::default();
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client)).with_agents(agents));
         let membership = change(Membership {
@@ -78,6 +87,7 @@ impl Replica {
             lease: "tessera-scheduler".to_owned(),
             timing: QUICK,
             pages: None,
+            verbs: None,
             neighbour: None,
         });
         let (stop, stopped) = oneshot::channel();

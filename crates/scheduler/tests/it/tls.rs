@@ -14,7 +14,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tessera_scheduler::server::{VERBS, serve_all};
-use tessera_serve::{ClientCheck, Tls, TlsFiles};
+use tessera_serve::{CertificateRole, ClientCheck, Tls, TlsFiles};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -112,9 +112,22 @@ async fn only_a_client_with_the_right_certificate_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let (ours, theirs) = (Authority::new(), Authority::new());
     ours.write_server(directory.path());
-    let address = start(directory.path()).await;
+    let mut keep = None;
+    let address = start_with(directory.path(), |tls| {
+        keep = Some(tls.clone());
+        tls
+    })
+    .await;
+    let tls = keep.unwrap();
+    let roles = || tls.expiries().iter().map(|end| end.role).collect::<Vec<_>>();
+    assert_eq!(roles(), [CertificateRole::Server, CertificateRole::ClientAuthority]);
     let answer = ask(address, &ours, ours.client(CLIENT)).await.unwrap();
     assert!(answer.ends_with("hello"), "{answer}");
+    assert_eq!(
+        roles(),
+        [CertificateRole::Server, CertificateRole::ClientAuthority, CertificateRole::Client],
+        "the end of the certificate that kube-scheduler really uses is known"
+    );
     assert_eq!(ask(address, &ours, None).await, None, "without a certificate");
     assert_eq!(ask(address, &ours, theirs.client(CLIENT)).await, None, "of another authority");
     assert_eq!(ask(address, &ours, ours.client("another")).await, None, "with another name");

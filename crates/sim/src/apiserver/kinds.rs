@@ -47,7 +47,7 @@ macro_rules! kind {
 }
 
 /// All kinds, each as `v1` of its group.
-pub(super) static KINDS: [ResourceKind; 8] = [
+pub(super) static KINDS: [ResourceKind; 12] = [
     kind!("", "configmaps", "ConfigMap", ["cm"], Namespaced, false, []),
     kind!(
         "",
@@ -83,8 +83,20 @@ pub(super) static KINDS: [ResourceKind; 8] = [
             "status.podIP"
         ]
     ),
+    kind!("", "resourcequotas", "ResourceQuota", ["quota"], Namespaced, true, []),
     kind!("coordination.k8s.io", "leases", "Lease", [], Namespaced, false, []),
     kind!("policy", "poddisruptionbudgets", "PodDisruptionBudget", ["pdb"], Namespaced, true, []),
+    kind!("resource.k8s.io", "deviceclasses", "DeviceClass", [], Cluster, false, []),
+    kind!("resource.k8s.io", "resourceclaims", "ResourceClaim", [], Namespaced, true, []),
+    kind!(
+        "resource.k8s.io",
+        "resourceslices",
+        "ResourceSlice",
+        [],
+        Cluster,
+        false,
+        ["spec.driver", "spec.nodeName"]
+    ),
     kind!("scheduling.k8s.io", "priorityclasses", "PriorityClass", ["pc"], Cluster, false, []),
 ];
 

@@ -157,6 +157,9 @@ impl Store {
         if target.kind.plural == "pods" {
             pods::check_update(target, &current, &next)?;
         }
+        if target.kind.plural == "resourceclaims" {
+            check_claim(target, &current, &next)?;
+        }
         // A write without a change creates no new version.
         if next == current { Ok(stored) } else { Ok(inner.put(target, next)) }
     }
@@ -236,6 +239,18 @@ impl Store {
             Some(BindingFault::AnswerLost) => Err(Problem::internal("request timed out")),
             _ => Ok(()),
         }
+    }
+}
+
+/// Rejects a change of an allocation, which can only be cleared and set anew.
+fn check_claim(target: &ObjectPath, current: &Value, next: &Value) -> Result<(), Problem> {
+    let allocation = |claim: &Value| claim["status"].get("allocation").cloned();
+    match (allocation(current), allocation(next)) {
+        (Some(before), Some(after)) if before != after => {
+            let why = "status.allocation: Invalid value: field is immutable";
+            Err(Problem::invalid(target.kind, &target.name, why))
+        }
+        _ => Ok(()),
     }
 }
 

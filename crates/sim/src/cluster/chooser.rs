@@ -15,6 +15,7 @@ use super::FillPolicy;
 use super::arrivals::Draws;
 use super::peers::{ClusterFragmentation, PublishedPolicy, fitting_gpus};
 use super::pod::SimPod;
+use super::sample::{MAX_TRIES, NodeSampler};
 use super::sim_node::SimNode;
 
 /// A policy with its state.
@@ -25,6 +26,8 @@ pub(super) struct NodeChooser {
     /// True if the learner sees every arrival, false if it knows the workload from the start.
     learns: bool,
     board: Scoreboard,
+    /// The samples of nodes that the policy chooses from, unless it chooses from all.
+    sampler: Option<NodeSampler>,
 }
 
 enum Rule {
@@ -56,7 +59,13 @@ impl NodeChooser {
         let learns = known.is_none();
         let learner = matches!(rule, Rule::Core(Policy::Tessera(_)))
             .then(|| known.map_or_else(|| started([].into_iter(), nodes), Learner::new));
-        Self { rule, learner, learns, board: Scoreboard::new(nodes.len()) }
+        Self { rule, learner, learns, board: Scoreboard::new(nodes.len()), sampler: None }
+    }
+
+    /// Lets the policy choose from samples of so many nodes.
+    pub(super) fn sampling(mut self, size: Option<usize>, seed: u64) -> Self {
+        self.sampler = size.map(|size| NodeSampler::new(size, seed));
+        self
     }
 
     /// Lets the policy see an arrival.
@@ -87,26 +96,50 @@ impl NodeChooser {
         self.board.touch(node);
     }
 
+    /// Chooses the node and the GPUs of a pod.
     pub(super) fn choose(&mut self, pod: &SimPod, nodes: &[SimNode]) -> Option<(usize, Placement)> {
+        let Some(mut sampler) = self.sampler.take() else { return self.choose_among(None, pod, nodes) };
+        let chosen = (0..MAX_TRIES).find_map(|_| {
+            let offered = sampler.next(pod, nodes);
+            self.choose_among(Some((&mut sampler, &offered)), pod, nodes)
+        });
+        self.sampler = Some(sampler);
+        chosen
+    }
+
+    /// Chooses among the nodes that a sampler offers, or among all.
+    fn choose_among(
+        &mut self,
+        mut sample: Option<(&mut NodeSampler, &[usize])>,
+        pod: &SimPod,
+        nodes: &[SimNode],
+    ) -> Option<(usize, Placement)> {
         let placed = |node: usize, policy: &Policy| {
             let placement = place(&nodes[node].state, &pod.request, policy, GpuSet::EMPTY).ok()?;
             Some((node, placement))
         };
         let fits = |node: usize| fits(&nodes[node].state, pod);
+        let board = &mut self.board;
+        let offered = sample.as_ref().map(|(_, offered)| *offered);
+        let mut best = |score: &dyn Fn(usize) -> Option<f64>| match &mut sample {
+            None => board.best(&pod.request, score),
+            Some((sampler, offered)) => sampler.best(offered, score),
+        };
         match &mut self.rule {
             Rule::Core(policy) => {
                 let score = |node: usize| score(&nodes[node].state, &pod.request, policy).ok();
-                placed(self.board.best(&pod.request, score)?, policy)
+                placed(best(&score)?, policy)
             }
             Rule::Random(draws) => {
-                let fitting: Vec<usize> = (0..nodes.len()).filter(|node| fits(*node)).collect();
+                let among = offered.map_or_else(|| (0..nodes.len()).collect(), <[usize]>::to_vec);
+                let fitting: Vec<usize> = among.into_iter().filter(|node| fits(*node)).collect();
                 let node = *fitting.get(draws.below(fitting.len()))?;
                 let gpus: Vec<GpuIndex> = fitting_gpus(&nodes[node].state, pod).collect();
                 on_gpu(placed(node, &Policy::Simple)?, gpus.get(draws.below(gpus.len())))
             }
             Rule::Published(peer) => {
                 let score = |node: usize| fits(node).then(|| peer.score(&nodes[node], pod).0);
-                let best = self.board.best(&pod.request, score)?;
+                let best = best(&score)?;
                 on_gpu(placed(best, &Policy::Simple)?, peer.score(&nodes[best], pod).1.as_ref())
             }
         }

@@ -2,6 +2,7 @@
 
 use tessera_core::grant::Hold;
 use tessera_core::request::PodRequest;
+use tessera_core::units::MiB;
 
 /// A pod that arrives in a simulated cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +39,8 @@ impl SimPod {
     #[must_use]
     pub fn share(&self) -> Option<Hold> {
         let request = self.request.containers.first()?.request.filter(|_| self.size == PodSize::Share);
-        request.map(Hold::of)
+        // Simulated pods name amounts, which do not depend on the GPU.
+        request.map(|request| Hold::of(request, MiB::ZERO))
     }
 }
 

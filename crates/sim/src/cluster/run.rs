@@ -58,7 +58,8 @@ pub fn run(experiment: &Experiment, policy: FillPolicy, seed: u64) -> FillResult
         .then(|| Workload::of(experiment.pods.iter().map(|pod| &pod.request)));
     let start = Instant::now();
     let mut run = FillRun {
-        chooser: NodeChooser::new(policy, known, &nodes, || measure.clone(), seed),
+        chooser: NodeChooser::new(policy, known, &nodes, || measure.clone(), seed)
+            .sampling(experiment.sample, seed),
         nodes,
         measure,
         gpu_count: gpu_count as u64,

@@ -40,7 +40,7 @@ impl SimNode {
             node: self.state.node().name.clone(),
             cpu: pod.request.cpu,
             memory: pod.request.memory,
-            containers: placement.grants(&pod.request),
+            containers: placement.grants(self.state.node(), &pod.request),
         };
         self.state.add(&grant);
         let position = self.pods.len();

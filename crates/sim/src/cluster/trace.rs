@@ -98,11 +98,7 @@ pub fn pods(text: &str) -> Result<Vec<SimPod>, TraceError> {
             (0, _) => (None, PodSize::None, 0),
             (1, 1..1000) => {
                 let compute_percent = Percent(milli.div_ceil(10).min(99));
-                (
-                    Some(Request::Share { compute_percent, memory: MiB::ZERO }),
-                    PodSize::Share,
-                    compute_percent.0,
-                )
+                (Some(Request::share(compute_percent, MiB::ZERO)), PodSize::Share, compute_percent.0)
             }
             (_, 1000) => {
                 let size = match gpu_count {

@@ -21,6 +21,7 @@ const PREFIX: &str = "/scheduler";
 /// A client of the extender.
 #[derive(Debug)]
 pub(super) struct Extender {
+    url: String,
     client: HttpClient,
 }
 
@@ -39,7 +40,12 @@ pub(super) enum ExtenderError {
 
 impl Extender {
     pub(super) fn at(url: &str) -> Result<Self, HttpError> {
-        Ok(Self { client: HttpClient::new(url)? })
+        Ok(Self { url: url.to_owned(), client: HttpClient::new(url)? })
+    }
+
+    /// Returns another client of the same extender, for a call beside those of this one.
+    pub(super) fn another(&self) -> Result<Self, ExtenderError> {
+        Self::at(&self.url).map_err(|source| ExtenderError::Call { verb: "bind", source })
     }
 
     async fn call<T: DeserializeOwned>(

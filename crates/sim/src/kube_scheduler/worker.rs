@@ -1,4 +1,4 @@
-//! The scheduling loop: takes one pod after the other from the queue.
+//! The scheduling loop: takes one pod after the other from the queue. Pods are bound beside it, as kube-scheduler does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tessera_wire::foreign::extender::MetaVictims;
 use tessera_wire::kubelet::device_id::Resource;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::SchedulerCounters;
@@ -31,7 +32,17 @@ pub(super) struct Worker {
     /// Nodes on which pods are evicted for a pod, by its UID.
     nominated: HashMap<String, String>,
     queue: Queue,
+    /// Binds under way.
+    binds: JoinSet<BindEnd>,
     started: Instant,
+}
+
+/// The end of a bind.
+struct BindEnd {
+    pod: PodInfo,
+    node: String,
+    begun: Instant,
+    outcome: Result<(), Unbound>,
 }
 
 /// Reasons why a pod was not bound.
@@ -40,6 +51,11 @@ enum Unbound {
     Stuck(String),
     /// A call failed.
     Later(String),
+}
+
+/// Returns whether the pod requests a resource of the extender.
+fn asks_extender(pod: &PodInfo) -> bool {
+    Resource::ALL.iter().any(|resource| pod.asks_for(resource.name()))
 }
 
 impl From<ExtenderError> for Unbound {
@@ -58,6 +74,7 @@ impl Worker {
             pending: HashMap::new(),
             nominated: HashMap::new(),
             queue: Queue::default(),
+            binds: JoinSet::new(),
             started: Instant::now(),
         }
     }
@@ -76,8 +93,11 @@ impl Worker {
                 while let Some(event) = pods.try_next() {
                     self.apply_pod(event);
                 }
+                while let Some(end) = self.binds.try_join_next() {
+                    self.end_bind(end);
+                }
                 if stop.is_cancelled() {
-                    return;
+                    break;
                 }
                 let now = self.started.elapsed();
                 if let Some(uid) = self.queue.next(now) {
@@ -86,8 +106,9 @@ impl Worker {
                 }
                 let due = self.queue.due().map_or(Duration::from_secs(3600), |due| due.saturating_sub(now));
                 tokio::select! {
-                    () = stop.cancelled() => return,
+                    () = stop.cancelled() => break,
                     () = tokio::time::sleep(due) => {}
+                    Some(end) = self.binds.join_next() => self.end_bind(end),
                     event = nodes.next() => match event {
                         Some(event) => self.apply_node(&event),
                         None => break,
@@ -97,6 +118,12 @@ impl Worker {
                         None => break,
                     },
                 }
+            }
+            while let Some(end) = self.binds.join_next().await {
+                self.end_bind(end);
+            }
+            if stop.is_cancelled() {
+                return;
             }
         }
     }
@@ -140,8 +167,55 @@ impl Worker {
     async fn schedule(&mut self, uid: &str) {
         let Some(pod) = self.pending.get(uid).cloned() else { return };
         let begun = Instant::now();
-        match self.try_to_bind(&pod).await {
-            Ok(node) => {
+        match self.choose(&pod).await {
+            Ok(node) => self.begin_bind(pod, node, begun),
+            Err(Unbound::Stuck(message)) => {
+                self.counters.unschedulable.fetch_add(1, Ordering::Relaxed);
+                self.queue.stuck(uid, self.started.elapsed());
+                self.record_failure(&pod, "Unschedulable", &message);
+            }
+            Err(Unbound::Later(message)) => self.retry(&pod, &message),
+        }
+    }
+
+    /// Binds the pod while the loop goes on. The pod counts as bound until the watch confirms it or the bind fails.
+    fn begin_bind(&mut self, pod: PodInfo, node: String, begun: Instant) {
+        let uid = pod.pod.metadata.uid.clone();
+        self.queue.remove(&uid);
+        self.pending.remove(&uid);
+        let mut assumed = pod.clone();
+        assumed.pod.spec.node_name.clone_from(&node);
+        self.snapshot.set_pod(assumed);
+        if !asks_extender(&pod) {
+            let outcome = self.bind_without_extender(&pod, &node);
+            self.apply_end(BindEnd { pod, node, begun, outcome });
+            return;
+        }
+        let extender = self.extender.another();
+        self.binds.spawn(async move {
+            let outcome = match extender {
+                Ok(mut extender) => extender.bind(&pod, &node).await,
+                Err(error) => Err(error),
+            };
+            let outcome = match outcome {
+                Ok(bound) if bound.error.is_empty() => Ok(()),
+                Ok(bound) => Err(Unbound::Later(bound.error)),
+                Err(error) => Err(error.into()),
+            };
+            BindEnd { pod, node, begun, outcome }
+        });
+    }
+
+    fn end_bind(&mut self, end: Result<BindEnd, JoinError>) {
+        // A panic of the task was logged when it happened.
+        if let Ok(end) = end {
+            self.apply_end(end);
+        }
+    }
+
+    fn apply_end(&mut self, BindEnd { pod, node, begun, outcome }: BindEnd) {
+        match outcome {
+            Ok(()) => {
                 let spent = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 self.counters.bind_nanos.fetch_add(spent, Ordering::Relaxed);
                 self.counters.bound.fetch_add(1, Ordering::Relaxed);
@@ -149,32 +223,32 @@ impl Worker {
                 let message =
                     format!("Successfully assigned {}/{} to {node}", metadata.namespace, metadata.name);
                 self.record_event(&pod.object, false, "Scheduled", &message);
-                // The pod counts as bound until the watch confirms it.
-                self.queue.remove(uid);
-                self.pending.remove(uid);
-                let mut assumed = pod;
-                assumed.pod.spec.node_name = node;
-                self.snapshot.set_pod(assumed);
             }
-            Err(Unbound::Stuck(message)) => {
-                self.counters.unschedulable.fetch_add(1, Ordering::Relaxed);
-                self.queue.stuck(uid, self.started.elapsed());
-                self.record_failure(&pod, "Unschedulable", &message);
-            }
-            Err(Unbound::Later(message)) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                self.queue.later(uid, self.started.elapsed());
-                self.record_failure(&pod, "SchedulerError", &message);
+            Err(Unbound::Stuck(message) | Unbound::Later(message)) => {
+                let uid = pod.pod.metadata.uid.clone();
+                // The pod may have been deleted meanwhile.
+                if !self.snapshot.remove_pod(&uid) {
+                    return;
+                }
+                self.queue.add(&uid, pod.priority());
+                self.pending.insert(uid, pod.clone());
+                self.retry(&pod, &message);
             }
         }
     }
 
-    async fn try_to_bind(&mut self, pod: &PodInfo) -> Result<String, Unbound> {
+    fn retry(&mut self, pod: &PodInfo, message: &str) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.queue.later(&pod.pod.metadata.uid, self.started.elapsed());
+        self.record_failure(pod, "SchedulerError", message);
+    }
+
+    /// Chooses the node of a pod.
+    async fn choose(&mut self, pod: &PodInfo) -> Result<String, Unbound> {
         let (mut fitting, mut refused) = self.snapshot.filter(pod);
-        if !Resource::ALL.iter().any(|resource| pod.asks_for(resource.name())) {
-            // The pod requests no resource of the extender, so the first node that fits is taken.
-            let node = fitting.first().cloned().ok_or_else(|| self.nowhere(&refused))?;
-            return self.bind_without_extender(pod, node);
+        if !asks_extender(pod) {
+            // The first node that fits is taken.
+            return fitting.first().cloned().ok_or_else(|| self.nowhere(&refused));
         }
         if !fitting.is_empty() {
             let verdict = self.extender.filter(pod, &fitting).await?;
@@ -195,16 +269,14 @@ impl Worker {
             scores.into_iter().map(|graded| (graded.host, graded.score)).collect();
         let score = |node: &String| scores.get(node).copied().unwrap_or_default();
         // Takes the first of the best nodes. kube-scheduler chooses randomly among them.
-        let best = fitting.iter().rev().max_by_key(|node| score(node)).cloned().unwrap_or_default();
-        let bound = self.extender.bind(pod, &best).await?;
-        if bound.error.is_empty() { Ok(best) } else { Err(Unbound::Later(bound.error)) }
+        Ok(fitting.iter().rev().max_by_key(|node| score(node)).cloned().unwrap_or_default())
     }
 
-    fn bind_without_extender(&self, pod: &PodInfo, node: String) -> Result<String, Unbound> {
+    fn bind_without_extender(&self, pod: &PodInfo, node: &str) -> Result<(), Unbound> {
         let uid = &pod.pod.metadata.uid;
         let binding = json!({ "metadata": { "uid": uid }, "target": { "kind": "Node", "name": node } });
         let bound = self.api.bind(&format!("{}/binding", pod_path(&pod.object)), &binding);
-        bound.map(|()| node).map_err(|problem| Unbound::Later(problem["message"].to_string()))
+        bound.map_err(|problem| Unbound::Later(problem["message"].to_string()))
     }
 
     /// Evicts pods of lower priority on a node where that makes the pod fit.

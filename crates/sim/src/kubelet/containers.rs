@@ -1,7 +1,9 @@
 //! Simulated containers: a directory in `/proc` and a line of GPU usage.
 //!
 //! Each container uses the GPUs it was given and stays a little below the request of its pod. Containers with the
-//! names [`GREEDY`] and [`IDLE`] do not.
+//! names [`GREEDY`], [`IDLE`] and [`BUSY`] do not.
+
+mod program;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,8 +13,10 @@ use std::{fs, io};
 use serde_json::json;
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
+use tessera_core::request::Request;
 use tessera_wire::kubelet::device_plugin::ContainerAllocateResponse;
 
+use self::program::WaitingProgram;
 use super::lock;
 use crate::scatter::{of_text, scatter};
 
@@ -36,6 +40,8 @@ struct Running {
 struct Process {
     pid: u32,
     lines: String,
+    /// The program of a busy container with a share, which ends with this value.
+    _program: Option<WaitingProgram>,
 }
 
 /// Name of a container that uses a third more than its share.
@@ -43,6 +49,10 @@ pub const GREEDY: &str = "greedy";
 
 /// Name of a container that holds GPUs and never computes.
 pub const IDLE: &str = "idle";
+
+/// Name of a container that always has work. It uses its whole share, and with a share of the time it waits for the
+/// rest.
+pub const BUSY: &str = "busy";
 
 /// Environment variable with the GPUs of a container.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -66,7 +76,7 @@ impl Containers {
         pod: &str,
         container: &str,
         id: &str,
-        hold: Hold,
+        request: Request,
         given: &ContainerAllocateResponse,
     ) -> io::Result<()> {
         let visible = given.envs.get(VISIBLE).map(String::as_str).unwrap_or_default();
@@ -81,8 +91,12 @@ impl Containers {
         fs::write(directory.join("comm"), "python3\n")?;
         fs::write(directory.join("stat"), stat(pid))?;
         let seed = of_text(pod) ^ of_text(container);
-        let lines = visible.iter().map(|gpu| line(pid, gpu, hold, seed, container)).collect();
-        running.by_pod.entry(pod.to_owned()).or_default().push(Process { pid, lines });
+        let lines = visible
+            .iter()
+            .map(|gpu| line(pid, gpu, Hold::of(request, gpu.memory), seed, container))
+            .collect();
+        let program = WaitingProgram::start(container, pid, request, given)?;
+        running.by_pod.entry(pod.to_owned()).or_default().push(Process { pid, lines, _program: program });
         self.write(&running)
     }
 
@@ -112,6 +126,7 @@ fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64, container: &str) -> String {
     // A container uses 55 to 95 % of its limit. A container without compute of its own uses 3 %.
     let part = match container {
         GREEDY => 133,
+        BUSY => 100,
         _ => 55 + scatter(seed ^ u64::from(gpu.index.0)) % 41,
     };
     let busy = match compute_percent {

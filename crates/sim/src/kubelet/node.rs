@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_core::gpu::Gpu;
-use tessera_core::grant::Hold;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::kubelet::device_id::Resource;
@@ -214,8 +213,8 @@ impl Worker {
         for claim in pod.spec.claims(MemoryUnit::GiB).unwrap_or_default() {
             let (uid, container) = (&pod.metadata.uid, &claim.container);
             let Some(given) = admitted.get(container) else { continue };
-            let (id, hold) = (container_id(uid, container), Hold::of(claim.request));
-            if let Err(error) = self.containers.start(uid, container, &id, hold, given) {
+            let id = container_id(uid, container);
+            if let Err(error) = self.containers.start(uid, container, &id, claim.request, given) {
                 self.record_event(
                     object,
                     true,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tessera_core::claim::{ClaimPart, Exchange, Review, review};
 use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
@@ -17,10 +18,13 @@ use super::{StreamError, StreamPolicy, peers};
 
 /// A job of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StreamJob {
-    pub(super) size: u8,
-    pub(super) ticks: u32,
-    pub(super) traffic: LinkSensitivity,
+pub struct StreamJob {
+    /// Number of GPUs.
+    pub size: u8,
+    /// Run time in ticks.
+    pub ticks: u32,
+    /// Whether the job depends on its links.
+    pub traffic: LinkSensitivity,
 }
 
 /// Bandwidth shares of the link-sensitive jobs of a stream.
@@ -40,7 +44,8 @@ const TICKS: (u32, u32) = (5, 24);
 const SENSITIVE_PROBABILITY: f64 = 4.0 / 6.0;
 
 /// Returns the jobs of a seed. Size, run time and sensitivity are drawn in this order.
-pub(super) fn jobs(gpu_count: usize, count: usize, seed: u32) -> Vec<StreamJob> {
+#[must_use]
+pub fn jobs(gpu_count: usize, count: usize, seed: u32) -> Vec<StreamJob> {
     let mut draws = Twister::new(seed);
     let gpu_count = u8::try_from(gpu_count).unwrap_or(u8::MAX);
     // A host with two GPUs has no smaller sets, and a host with one GPU has no sets at all.
@@ -71,6 +76,8 @@ struct SimulatedHost<'a> {
 
 enum GpuChooser {
     Core(Policy),
+    /// The lowest free indexes, reviewed as the GPUs of a claim.
+    Claims(Policy),
     Tree,
     Greedy,
     Preserve,
@@ -102,6 +109,7 @@ impl GpuChooser {
             StreamPolicy::Lowest => Self::Core(Policy::Simple),
             StreamPolicy::Gpuallocator => Self::Core(Policy::BestEffort),
             StreamPolicy::Tessera => Self::Core(Policy::Tessera(Arc::default())),
+            StreamPolicy::Claims => Self::Claims(Policy::Tessera(Arc::default())),
             StreamPolicy::Tree => Self::Tree,
             StreamPolicy::Greedy => Self::Greedy,
             StreamPolicy::Preserve => Self::Preserve,
@@ -156,6 +164,17 @@ impl<'a> SimulatedHost<'a> {
             GpuChooser::Greedy => peers::greedy(self.topology.bandwidth_model(), free, size),
             GpuChooser::Preserve => peers::preserve(self.topology, free, size, job.traffic),
             GpuChooser::Random(draws) => Some(peers::random(free, size, draws)),
+            GpuChooser::Claims(policy) => {
+                let policy = policy.clone();
+                let gpus = free.iter().take(size).collect();
+                let proposed = [ClaimPart { request: "gpu".to_owned(), gpus, hold: Hold::Whole }];
+                let exchange = Exchange::SameKind { distinct: false };
+                let parts = match review(self.state()?, &proposed, exchange, &policy, job.traffic) {
+                    Review::Replace { parts, .. } => parts,
+                    Review::Keep | Review::NoRoom(_) => proposed.to_vec(),
+                };
+                Some(parts.iter().flat_map(|part| part.gpus.iter().copied()).collect())
+            }
             GpuChooser::Core(policy) => {
                 let policy = policy.clone();
                 let placement = place(self.state()?, pod, &policy, GpuSet::EMPTY)?;

@@ -65,6 +65,15 @@ fn tessera_leaves_large_pods_the_nodes_that_quarters_need_not() {
 }
 
 #[test]
+fn tessera_leaves_large_gpus_to_shares_that_need_them_without_having_seen_one() {
+    for seed in 7..10 {
+        let granted = |policy| measures("kinds-small-first", 12, policy, seed).get(Measure::Granted).unwrap();
+        let (ours, theirs) = (granted("tessera"), granted("fgd"));
+        assert!(ours >= theirs, "seed {seed}: {ours} %, fgd {theirs} %");
+    }
+}
+
+#[test]
 fn spread_opens_a_gpu_for_each_share() {
     check("alike-50", "spread", &[(Measure::Opened, 40.0), (Measure::EightGpuFits, 0.0)]);
     check("quarters-then-8", "spread", &[(Measure::WholeGranted, 0.0), (Measure::NotPlaced, 6.0)]);

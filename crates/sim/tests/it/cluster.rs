@@ -18,6 +18,7 @@ fn experiment(nodes: &str, pods: &str, target: WorkloadKnowledge) -> Experiment 
         pods: trace::pods(pods).unwrap(),
         fill: 1.3,
         target,
+        sample: None,
     }
 }
 

@@ -45,13 +45,21 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     pub(super) gpus: GpuSource,
 
-    /// Dialects to serve, separated by commas
-    #[arg(long, value_name = "NAMES", help_heading = OFFERED, value_enum, value_delimiter = ',', default_values = ["gputopology", "gpushare", "vcuda"])]
+    /// Interface through which pods get GPUs: device plugins, claims of dynamic resource allocation, or both
+    #[arg(long, value_name = "WHAT", help_heading = OFFERED, value_enum, default_value = "plugins")]
+    pub(super) offer: Offer,
+
+    /// Dialects to serve, separated by commas; one whose resource another plugin of the node serves is left out
+    #[arg(long, value_name = "NAMES", help_heading = OFFERED, value_enum, value_delimiter = ',', default_values = ["nvidia", "gputopology", "gpushare", "vcuda"])]
     pub(super) dialects: Vec<DialectName>,
 
     /// Unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
     #[arg(long, value_name = "UNIT", help_heading = OFFERED, default_value = "GiB")]
     pub(super) memory_unit: MemoryUnit,
+
+    /// Devices of nvidia.com/gpu per GPU with the dialect hami: the most containers that share a GPU by it
+    #[arg(long, value_name = "COUNT", help_heading = OFFERED, default_value = "10", alias = "device-split-count", value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(super) nvidia_slots: u16,
 
     /// Report devices as unhealthy while pods of other dialects hold their part of a GPU
     #[arg(long, value_name = "YES", help_heading = OFFERED, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -82,7 +90,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIRECTORY", help_heading = HANDED)]
     pub(super) driver_directory: Option<String>,
 
-    /// Root directory of the host. The agent fills the driver directory with the driver it finds there
+    /// Root directory of a host without NVIDIA's container runtime. The agent fills the driver directory with the
+    /// driver it finds there, and gives it and device nodes to the containers of every dialect
     #[arg(long, value_name = "DIRECTORY", help_heading = HANDED)]
     pub(super) driver_root: Option<PathBuf>,
 
@@ -163,6 +172,10 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = SHARES)]
     pub(super) allow_ceiling_changes: bool,
 
+    /// Lend memory of GPUs that no pod was granted to pods with the annotation tessera.dev/gpu-memory-limit
+    #[arg(long, value_name = "YES", help_heading = SHARES, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(super) lend_memory: bool,
+
     /// What to do about processes that use more of a GPU than they were granted. Every one is reported
     #[arg(long, value_name = "WHAT", help_heading = SHARES, value_enum, default_value = "report")]
     pub(super) on_escape: EscapeAction,
@@ -235,12 +248,23 @@ pub(super) enum DialectName {
     Gputopology,
     Gpushare,
     Vcuda,
+    Hami,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum VisibleName {
     Uuid,
     Index,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Offer {
+    /// The resources of --dialects by device plugins
+    Plugins,
+    /// Claims only; pods with nvidia.com/gpu need a DeviceClass with that extendedResourceName
+    Dra,
+    /// Both; all pods with GPUs must then come through Tessera's scheduler
+    Both,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -317,6 +341,7 @@ impl From<DialectName> for Dialect {
             DialectName::Gputopology => Self::Gputopology,
             DialectName::Gpushare => Self::Gpushare,
             DialectName::Vcuda => Self::Vcuda,
+            DialectName::Hami => Self::Hami,
         }
     }
 }

@@ -38,6 +38,7 @@ impl DriverFiles {
                 devices.with_context(|| format!("--extra-config {}", file.display()))?;
         }
         let root = arguments.driver_root.clone();
+        injection.is_plain_runtime = root.is_some();
         let mut volumes = Vec::new();
         if let Some(file) = &arguments.volume_config {
             let config = volume_config::parse(&read(file)?);

@@ -102,7 +102,7 @@ fn bandwidth(node: &NodeState, placement: &Placement) -> Option<f64> {
 }
 
 fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<ContainerReport> {
-    let grants = placement.grants(pod);
+    let grants = placement.grants(node.node(), pod);
     let report = |gpus: &[(GpuIndex, Hold)]| {
         let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |gpu: &Gpu| gpu.memory.0);
         let (compute_percent, memory_mib) = match gpus.first() {

@@ -57,7 +57,7 @@ fn request(text: &str) -> Result<Request> {
                 "`{text}`: a share needs memory; write share:{}c/7680m",
                 compute_percent.0
             );
-            Some(Request::Share { compute_percent, memory })
+            Some(Request::share(compute_percent, memory))
         }
         "memory" => {
             let units = mebibytes(amount).with_context(|| format!("`{text}`: write memory:8192m"))?;
@@ -150,18 +150,15 @@ mod tests {
 
     #[test]
     fn parses_every_form_of_request() {
-        let share = |compute_percent, memory| Request::Share {
-            compute_percent: Percent(compute_percent),
-            memory: MiB(memory),
-        };
+        let share = |percent, memory| Request::share(Percent(percent), MiB(memory));
         check("whole:2", &[Request::Whole(2)]);
         check("share:50c/7680m", &[share(50, 7680)]);
-        check("memory:8192m", &[Request::Memory(MiB(8192))]);
+        check("memory:8192m", &[Request::memory(MiB(8192))]);
         check("vcuda:50/30", &[share(50, 7680)]);
         check("vcuda:200", &[Request::Whole(2)]);
-        check("gpushare:8GiB", &[Request::Memory(MiB(8192))]);
-        check("gpushare:8", &[Request::Memory(MiB(8192))]);
-        check("gpushare:800MiB", &[Request::Memory(MiB(800))]);
+        check("gpushare:8GiB", &[Request::memory(MiB(8192))]);
+        check("gpushare:8", &[Request::memory(MiB(8192))]);
+        check("gpushare:800MiB", &[Request::memory(MiB(800))]);
         check("nvidia:1", &[Request::Whole(1)]);
         check("gputopology:4", &[Request::Whole(4)]);
         check("nvidia:1 + vcuda:10/1", &[Request::Whole(1), share(10, 256)]);

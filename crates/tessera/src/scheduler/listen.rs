@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use clap::Args;
-use tessera_scheduler::certificates::Certificates;
+use tessera_scheduler::certificates::{Certificates, OwnCertificates};
 use tessera_scheduler::dashboard::login::Login;
 use tessera_scheduler::server::{self, App};
-use tessera_serve::{ClientCheck, ConnectionLimits, Tls, TlsFiles};
+use tessera_serve::{ConnectionLimits, Tls, TlsFiles};
 use tokio::net::TcpListener;
 
 use crate::values::{Listen, ValueError};
@@ -78,6 +78,19 @@ pub(super) struct ListenArguments {
     #[arg(long, value_name = "ADDRESS", default_value = ":12347", help_heading = HEADING)]
     health_listen: Listen,
 
+    /// Address of the admission webhook at /admit/pods, by HTTPS: pods that request GPUs and name no scheduler get
+    /// schedulerName tessera
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, requires_all = ["webhook_cert", "webhook_key"], help_heading = HEADING)]
+    webhook_listen: Option<SocketAddr>,
+
+    /// Certificate of the webhook; read again when the file changes
+    #[arg(long, value_name = "FILE", requires = "webhook_listen", help_heading = HEADING)]
+    webhook_cert: Option<PathBuf>,
+
+    /// Key of the webhook's certificate
+    #[arg(long, value_name = "FILE", requires = "webhook_listen", help_heading = HEADING)]
+    webhook_key: Option<PathBuf>,
+
     /// Address that serves everything with plain HTTP, for tests and during a migration. EVERY
     /// CLIENT THAT REACHES IT CAN BIND PODS TO NODES; may be given several times
     #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING, alias = "address")]
@@ -105,9 +118,13 @@ fn loopback_port(text: &str) -> Result<u16, ValueError> {
 type Served = (TcpListener, Router, ConnectionLimits, Option<Tls>);
 
 impl ListenArguments {
+    fn has_certificates(&self) -> bool {
+        self.tls_cert.is_some() || self.certificates_in.is_some()
+    }
+
     /// Checks that kube-scheduler can reach the verbs in some way.
     pub(super) fn check(&self) -> Result<()> {
-        let has_certificates = self.tls_cert.is_some() || self.certificates_in.is_some();
+        let has_certificates = self.has_certificates();
         if self.pages_access == PagesReaders::Authenticated {
             let dashboard = self.dashboard_listen.0.filter(|_| !has_certificates);
             let plain =
@@ -137,6 +154,15 @@ impl ListenArguments {
         Some(SocketAddr::new(self.pod_ip?, dashboard.port()))
     }
 
+    /// Returns the address at which other replicas reach the verbs, with certificates.
+    pub(super) fn forwarded_verbs(&self) -> Option<SocketAddr> {
+        if self.verbs_on_loopback.is_some() || !self.has_certificates() {
+            return None;
+        }
+        let port = self.listen.first().map_or(DEFAULT_VERBS.port(), SocketAddr::port);
+        Some(SocketAddr::new(self.pod_ip?, port))
+    }
+
     /// Checks that the pod's loopback interface is its own.
     fn check_own_network(&self) -> Result<()> {
         match (self.pod_ip, self.host_ip) {
@@ -156,6 +182,7 @@ impl ListenArguments {
     /// Opens all listeners of a scheduler in this namespace.
     pub(super) async fn open(self, app: &Arc<App>, namespace: &str) -> Result<Vec<Served>> {
         let tls = self.tls(app).await?;
+        tls.iter().for_each(|tls| app.metrics.set_certificates(tls.clone()));
         let body_limit = self.max_body << 20;
         let names = [&server::service_names(namespace)[..], &self.dashboard_host].concat();
         let has_login = self.pages_access == PagesReaders::Authenticated;
@@ -187,6 +214,16 @@ impl ListenArguments {
             tracing::info!(url = %format_args!("http://{address}/"), "answering probes");
             served.push((listener, server::probes(Arc::clone(app)), server::PROBES, None));
         }
+        if let (Some(address), Some(certificate), Some(key)) =
+            (self.webhook_listen, self.webhook_cert, self.webhook_key)
+        {
+            let name = certificate.display().to_string();
+            let tls = Tls::follow(TlsFiles { certificate, key, clients: None }).context(name)?;
+            app.metrics.set_certificates(tls.clone());
+            let (listener, address) = host::listen(address, "--webhook-listen").await?;
+            tracing::info!(url = %format_args!("https://{address}/admit/pods"), "listening for the API server");
+            served.push((listener, server::webhook(Arc::clone(app)), server::WEBHOOK, Some(tls)));
+        }
         for address in self.insecure_listen {
             let (listener, address) = host::listen(address, "--insecure-listen").await?;
             tracing::info!(url = %format_args!("http://{address}/"), "listening");
@@ -205,15 +242,64 @@ impl ListenArguments {
     async fn tls(&self, app: &App) -> Result<Option<Tls>> {
         if let Some(namespace) = &self.certificates_in {
             let certificates = Certificates::of(app.client.clone(), namespace, &self.client_name);
-            return Ok(Some(certificates.follow().await.context("--certificates-in")?));
+            let (tls, sender) = certificates.follow().await.context("--certificates-in")?;
+            if self.forwarded_verbs().is_some() {
+                app.forward_calls(sender);
+            }
+            return Ok(Some(tls));
         }
         let (Some(certificate), Some(key), Some(authority)) =
             (&self.tls_cert, &self.tls_key, &self.client_ca)
         else {
             return Ok(None);
         };
-        let clients = ClientCheck { authority: authority.clone(), name: self.client_name.clone() };
-        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), clients: Some(clients) };
-        Ok(Some(Tls::follow(files).with_context(|| certificate.display().to_string())?))
+        let files = OwnCertificates {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            authority: authority.clone(),
+            client_name: self.client_name.clone(),
+        };
+        let (tls, sender) = files.follow().with_context(|| certificate.display().to_string())?;
+        if let Some(sender) = sender.filter(|_| self.forwarded_verbs().is_some()) {
+            app.forward_calls(sender);
+        }
+        Ok(Some(tls))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        listen: ListenArguments,
+    }
+
+    /// A follower would send the tokens of its readers to the leader.
+    #[test]
+    fn pages_with_a_login_are_not_published_for_forwarding() {
+        let forwarded = |access: &str| {
+            let flags = ["scheduler", "--pod-ip", "10.1.0.5", "--pages-access", access];
+            Flags::parse_from(flags).listen.forwarded_pages()
+        };
+        assert_eq!(forwarded("open"), Some("10.1.0.5:12346".parse().unwrap()));
+        assert_eq!(forwarded("authenticated"), None);
+    }
+
+    #[test]
+    fn verbs_are_published_for_forwarding_with_certificates_from_anywhere() {
+        let forwarded = |flags: &[&str]| {
+            let flags = [&["scheduler", "--pod-ip", "10.1.0.5"], flags].concat();
+            Flags::parse_from(flags).listen.forwarded_verbs().map(|address| address.to_string())
+        };
+        let verbs = Some("10.1.0.5:12345".to_owned());
+        assert_eq!(forwarded(&["--certificates-in=a"]), verbs);
+        assert_eq!(forwarded(&["--tls-cert=a", "--tls-key=b", "--client-ca=c"]), verbs);
+        assert_eq!(forwarded(&["--insecure-listen=:1"]), None);
+        assert_eq!(forwarded(&["--certificates-in=a", "--verbs-on-loopback=1"]), None);
     }
 }

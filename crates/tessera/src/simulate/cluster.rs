@@ -1,5 +1,6 @@
 //! `tessera simulate cluster`: compares policies on a trace or on generated workloads.
 
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -82,6 +83,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
     target: Knowledge,
 
+    /// Nodes that kube-scheduler offers for each pod: it checks the nodes in turn until so many fit by its own
+    /// count [default: all]
+    #[arg(long, value_name = "NODES")]
+    sample: Option<NonZeroUsize>,
+
     /// Links of the nodes of a GPU model, such as V100M32=dgx1-v100.txt; applies to nodes with as
     /// many GPUs as the file. May be given several times. Compare with a run without it to see the
     /// effect of links
@@ -115,7 +121,7 @@ enum Knowledge {
 
 /// A range `42..51` or a list `42,43` of seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seeds(Vec<u64>);
+pub(super) struct Seeds(pub(super) Vec<u64>);
 
 pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
     if !arguments.workload.is_empty() {
@@ -153,6 +159,7 @@ fn run_workloads(arguments: &Arguments) -> Result<ExitCode> {
         policies: names.into_iter().zip(policies).collect(),
         seeds: arguments.seeds(WORKLOAD_SEEDS),
         target: arguments.target.into(),
+        sample: arguments.sample(),
     })?;
     if let Some(file) = &arguments.json {
         super::write_json(file, &result.json())?;
@@ -189,6 +196,10 @@ impl Arguments {
         self.seeds.as_ref().map_or_else(|| default.collect(), |seeds| seeds.0.clone())
     }
 
+    fn sample(&self) -> Option<usize> {
+        self.sample.map(NonZeroUsize::get)
+    }
+
     fn experiment(&self) -> Result<Experiment> {
         ensure!(self.fill > 0.0 && self.fill <= 100.0, "--fill {}: write a number such as 1.3", self.fill);
         let files = self.nodes.as_deref().zip(self.pods.as_deref());
@@ -203,7 +214,8 @@ impl Arguments {
             let used = experiment.nodes.iter().any(|node| node.topology() == links);
             ensure!(used, "--machine: no node has {} of model {model}", Count(links.count(), "GPU"));
         }
-        Ok(Experiment { fill: self.fill, target: self.target.into(), ..experiment })
+        let (fill, target, sample) = (self.fill, self.target.into(), self.sample());
+        Ok(Experiment { fill, target, sample, ..experiment })
     }
 
     fn machines(&self) -> Result<Vec<(Model, Topology)>> {
@@ -229,6 +241,7 @@ pub(super) fn read_trace(
         pods: trace::pods(&pod_text).with_context(|| pods.display().to_string())?,
         fill: DEFAULT_FILL,
         target: WorkloadKnowledge::Learned,
+        sample: None,
     })
 }
 

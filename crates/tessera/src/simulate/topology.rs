@@ -20,7 +20,8 @@ use crate::topology::read_one;
 /// 1 means that every such job was as fast as that many GPUs can be on the empty host.
 #[derive(Debug, Args)]
 #[command(after_help = "Policies: lowest (free indexes), tree (Gaia), gpuallocator (NVIDIA go-gpuallocator),
-greedy and preserve (MAPA) and random are published policies; tessera is Tessera's own.
+greedy and preserve (MAPA) and random are published policies; tessera is Tessera's own;
+claims corrects the lowest free indexes as the scheduler does for claims.
 
 Examples:
   tessera simulate topology --topology dgx1.txt pcie8.txt

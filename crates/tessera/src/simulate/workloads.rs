@@ -32,6 +32,7 @@ pub(super) struct Plan {
     pub(super) policies: Vec<(String, FillPolicy)>,
     pub(super) seeds: Vec<u64>,
     pub(super) target: WorkloadKnowledge,
+    pub(super) sample: Option<usize>,
 }
 
 /// A workload that can be run.
@@ -73,13 +74,14 @@ fn openb(name: &str, folder: &Path) -> Result<NamedWorkload> {
 
 /// Runs every policy on every workload and seed.
 pub(super) fn run(plan: &Plan) -> Result<BenchResult> {
-    let Plan { workloads, node_count, policies, seeds, target } = plan;
+    let Plan { workloads, node_count, policies, seeds, target, sample } = plan;
     ensure!(
         (1..=MAX_NODES).contains(node_count),
         "--node-count {node_count}: write a number from 1 to {MAX_NODES}"
     );
     let runs = parallel::run(workloads.len() * seeds.len(), |job| {
         let scenario = workloads[job / seeds.len()].scenario(*node_count, seeds[job % seeds.len()])?;
+        let scenario = scenario.sampled(*sample);
         let replayed = policies.iter().map(|(_, policy)| replay(&scenario, policy.clone(), *target));
         Ok::<Vec<Measures>, BadNode>(replayed.collect())
     });

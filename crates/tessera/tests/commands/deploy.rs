@@ -81,6 +81,19 @@ fn the_image_has_the_version_of_the_program() {
     assert!(String::from_utf8_lossy(&builder.stdout).contains(image), "deploy/image/build: not {image}");
 }
 
+/// The schema of the chart accepts the policies that the program has.
+#[test]
+fn the_chart_knows_the_policies_of_the_scheduler() {
+    let schema = std::fs::read_to_string(folder().join("chart/values.schema.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let policies = &schema["properties"]["scheduler"]["properties"]["policy"]["enum"];
+    let policies: Vec<&str> =
+        policies.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let refused = tessera(&["scheduler", "--policy=unknown"]);
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(complaint.contains(&format!("choose one of {}\n", policies.join(", "))), "{complaint}");
+}
+
 #[test]
 fn resources_of_kustomizations_exist() {
     for part in ["agent", "scheduler", "scheduler-second", "monitoring"] {
@@ -203,10 +216,15 @@ fn agents_take_the_place_of_gpu_manager() {
     let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
     let label = |term: &Value| {
         let one = &term["matchExpressions"][0];
-        format!("{}={}", one["key"].as_str().unwrap(), one["values"][0].as_str().unwrap())
+        format!("{}={}", one["key"].as_str().unwrap(), one["values"][0].as_str().unwrap_or_default())
     };
     let labels: Vec<String> = terms.iter().map(label).collect();
-    assert_eq!(labels, ["tessera.dev/gpu=true", "nvidia-device-enable=enable"]);
+    assert_eq!(labels[..2], ["tessera.dev/gpu=true", "nvidia-device-enable=enable"]);
+    // The other labels are those of tools that find GPUs by themselves; a node can be left out.
+    for term in &terms[1..] {
+        let out = serde_json::json!({ "key": "tessera.dev/gpu", "operator": "NotIn", "values": ["false"] });
+        assert_eq!(term["matchExpressions"][1], out);
+    }
 }
 
 /// The two configurations of kube-scheduler differ in how it starts, not in how it calls the

@@ -1,10 +1,13 @@
-use super::tessera;
+use std::fmt::Write as _;
 
-const COMMANDS: &[&[&str]] = &[
+use super::{section, tessera};
+
+pub(super) const COMMANDS: &[&[&str]] = &[
     &["agent"],
     &["demo"],
     &["inventory"],
     &["metrics"],
+    &["migrate", "check"],
     &["mount-grants"],
     &["place"],
     &["scheduler"],
@@ -45,4 +48,14 @@ fn every_flag_has_a_description() {
             assert!(on_one_line || pair[1].starts_with(char::is_alphabetic), "{command:?}: {pair:?}");
         }
     }
+}
+
+#[test]
+fn the_reference_has_the_help_of_every_command() {
+    let mut page = String::new();
+    for command in COMMANDS {
+        let text: String = help(command).lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        let _ = write!(page, "### tessera {}\n\n```\n{text}```\n\n", command.join(" "));
+    }
+    section::check("docs/reference/flags.md", "Commands of tessera", page.trim_end_matches('\n'));
 }

@@ -5,8 +5,12 @@
 
 mod attacks;
 mod deploy;
+mod exit_codes;
 mod help;
 mod mistakes;
+mod readme;
+#[path = "../book/section.rs"]
+mod section;
 mod serving;
 
 use std::process::{Command, Output};

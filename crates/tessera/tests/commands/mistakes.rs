@@ -86,6 +86,14 @@ fn errors_about_values_say_what_to_write() {
         2,
         &["hostNetwork", "10.0.0.5", "--listen with certificates"],
     );
+    // Without the addresses nothing shows that the loopback interface is the pod's own.
+    for known in [&[][..], &["--pod-ip", "10.1.0.5"], &["--host-ip", "10.0.0.5"]] {
+        check(
+            &[&["scheduler", "--verbs-on-loopback", "12345"], known].concat(),
+            2,
+            &["set the environment variables POD_IP and HOST_IP", "deploy/scheduler-second"],
+        );
+    }
     let table = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(table.path(), "{").unwrap();
     let table = table.path().to_str().unwrap();
@@ -130,5 +138,15 @@ fn a_port_in_use_is_reported_with_the_flag_for_another() {
             2,
             &[&format!("error: cannot listen on {address} ({flag} names another address)"), "in use"],
         );
+    }
+}
+
+#[test]
+fn a_file_that_is_no_list_of_objects_says_how_to_write_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pod.json");
+    for content in ["nothing", r#"{"kind":"Pod"}"#] {
+        std::fs::write(&file, content).unwrap();
+        check(&["migrate", "check", file.to_str().unwrap()], 2, &["kubectl get nodes,pods -A -o json"]);
     }
 }

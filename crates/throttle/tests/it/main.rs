@@ -12,5 +12,6 @@ mod host_work;
 mod limits;
 mod programs;
 mod shares;
+mod steps;
 mod wake_ups;
 mod world;

@@ -9,7 +9,7 @@ use tessera_core::constraint::{NodeConstraints, NodeExpression, NodeOperator, No
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
-use crate::foreign::objects::{Amounts, Condition, Node, PodSpec, null_as_default};
+use crate::foreign::objects::{Amount, Amounts, Condition, Node, PodSpec, Resources, null_as_default};
 use crate::foreign::quantity::Quantity;
 
 /// Type of the condition by which a scheduler reports on a pod.
@@ -241,6 +241,7 @@ pub fn of_node(node: &Node) -> NodeConstraints {
         taints: node.spec.taints.clone(),
         labels: node.metadata.labels.clone(),
         other_resources: other_resources([&node.status.allocatable]),
+        max_pods: node.status.allocatable.get("pods").and_then(whole_amount),
     }
 }
 
@@ -248,18 +249,25 @@ impl PodSpec {
     /// Returns the constraints that can be checked against a single node.
     #[must_use]
     pub fn constraints(&self) -> PodConstraints {
-        let requested = self.containers_with_roles().flat_map(|(container, _)| {
-            [&container.resources.limits, &container.resources.requests].into_iter()
+        let containers = || self.containers_with_roles().map(|(container, _)| &container.resources);
+        let limits = containers().map(|resources| &resources.limits);
+        let mut requested = other_resources(limits.chain(containers().map(|resources| &resources.requests)));
+        // A limit of local storage may exceed the request, and only the request counts for scheduling.
+        requested.retain(|name, _| name != EPHEMERAL_STORAGE);
+        let storage = containers().filter_map(|Resources { limits, requests, .. }| {
+            let amount = requests.get(EPHEMERAL_STORAGE).or_else(|| limits.get(EPHEMERAL_STORAGE));
+            amount.and_then(whole_amount).filter(|bytes| *bytes > 0)
         });
+        requested.extend(storage.max().map(|bytes| (EPHEMERAL_STORAGE.to_owned(), bytes)));
         PodConstraints {
             node_selector: self.node_selector.clone(),
             node_terms: self.affinity.node_terms.clone(),
             tolerations: self.tolerations.clone(),
-            other_resources: other_resources(requested),
+            other_resources: requested,
         }
     }
 
-    /// Returns the constraints of the pod that depend on other pods, volumes or ports, and that only
+    /// Returns the constraints of the pod that depend on other pods, volumes, ports or claims, and that only
     /// kube-scheduler checks.
     #[must_use]
     pub fn unchecked_constraints(&self) -> Vec<&'static str> {
@@ -270,40 +278,56 @@ impl PodSpec {
             (self.spreading.has_required, "topology spread constraints"),
             (self.has_bound_volumes, "the nodes of its volumes"),
             (has_ports, "ports of the host"),
+            (!self.resource_claims.is_empty(), "the devices of its claims"),
         ];
         all.into_iter().filter(|(applies, _)| *applies).map(|(_, text)| text).collect()
     }
 
-    /// Returns the names of requested GPU resources that Tessera does not serve, such as
-    /// `nvidia.com/mig-1g.5gb` or `nvidia.com/gpumem`, sorted.
+    /// Returns the names of requested GPU resources outside Tessera's dialects, such as `nvidia.com/mig-1g.5gb` or
+    /// `amd.com/gpu`, sorted. Some nodes may offer them.
     #[must_use]
-    pub fn unserved_gpu_resources(&self) -> Vec<String> {
-        const PREFIXES: [&str; 7] = [
-            "nvidia.com/",
-            "aliyun.com/gpu",
-            "tencent.com/vcuda",
-            "volcano.sh/vgpu",
-            "amd.com/gpu",
-            "gpu.intel.com/",
-            "4paradigm.com/vgpu",
-        ];
+    pub fn other_gpu_resources(&self) -> Vec<String> {
         let names = self.containers_with_roles().flat_map(|(container, _)| container.resources.extended());
-        let is_unserved = |name: &&str| {
-            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !Dialect::RESOURCES.contains(name)
-        };
-        let mut unserved: Vec<String> = names.filter(is_unserved).map(str::to_owned).collect();
-        unserved.sort_unstable();
-        unserved.dedup();
-        unserved
+        let mut others: Vec<String> =
+            names.filter(|name| is_other_gpu_resource(name)).map(str::to_owned).collect();
+        others.sort_unstable();
+        others.dedup();
+        others
     }
 }
 
-/// Returns the largest amount of each extended resource that is not a GPU resource of Tessera.
+/// Returns whether this resource is about GPUs and in none of Tessera's dialects.
+#[must_use]
+pub fn is_other_gpu_resource(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = [
+        "nvidia.com/",
+        "aliyun.com/gpu",
+        "tencent.com/vcuda",
+        "volcano.sh/vgpu",
+        "amd.com/gpu",
+        "gpu.intel.com/",
+        "4paradigm.com/vgpu",
+    ];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !Dialect::RESOURCES.contains(&name)
+}
+
+/// Resource of local storage, in bytes.
+const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// Start of the names of huge pages, such as `hugepages-2Mi`, in bytes.
+const HUGE_PAGES_PREFIX: &str = "hugepages-";
+
+fn whole_amount(amount: &Amount) -> Option<u64> {
+    amount.0.parse::<Quantity>().ok().and_then(Quantity::whole)
+}
+
+/// Returns the largest amount of each resource besides CPU, memory and the GPU resources of Tessera.
 fn other_resources<'a>(all: impl IntoIterator<Item = &'a Amounts>) -> BTreeMap<String, u64> {
     let mut largest = BTreeMap::new();
     for (name, amount) in all.into_iter().flatten() {
-        let is_other = name.contains('/') && !Dialect::RESOURCES.contains(&name.as_str());
-        let amount = amount.0.parse::<Quantity>().ok().and_then(Quantity::whole).unwrap_or(0);
+        let is_extended = name.contains('/') && !Dialect::RESOURCES.contains(&name.as_str());
+        let is_other = is_extended || name == EPHEMERAL_STORAGE || name.starts_with(HUGE_PAGES_PREFIX);
+        let amount = whole_amount(amount).unwrap_or(0);
         if is_other && amount > 0 {
             let known = largest.entry(name.clone()).or_insert(0);
             *known = amount.max(*known);

@@ -1,6 +1,7 @@
 //! The dialects of GPU requests. Each dialect is parsed into the same [`Request`].
 
 pub mod gpushare;
+pub mod hami;
 pub mod vcuda;
 pub mod whole;
 
@@ -24,6 +25,8 @@ pub enum Dialect {
     Gpushare,
     /// `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`: a share of one GPU, or whole ones.
     Vcuda,
+    /// `nvidia.com/gpu` with `nvidia.com/gpumem` and `nvidia.com/gpucores`: a share of each of several GPUs.
+    Hami,
 }
 
 /// A request that no node can serve. Each message says what to write instead.
@@ -97,6 +100,28 @@ pub enum BadRequest {
         gpushare::MEMORY
     )]
     Informational,
+    /// The amount is larger than the resource allows.
+    #[error("{resource}: {value} is out of range; write at most {max}")]
+    OutOfRange {
+        /// Name of the resource.
+        resource: &'static str,
+        /// Requested amount.
+        value: u64,
+        /// Largest valid amount.
+        max: u64,
+    },
+    /// The container requests memory both as an amount and as a part of the GPU.
+    #[error("requests both {} and {}; keep one of them", hami::MEMORY, hami::MEMORY_PERCENT)]
+    MemoryTwice,
+    /// The container requests a part of each of zero GPUs.
+    #[error(
+        "requests a part of each GPU but no GPU; add {}: 1, or remove {}, {} and {}",
+        hami::COUNT,
+        hami::MEMORY,
+        hami::MEMORY_PERCENT,
+        hami::CORES
+    )]
+    PartOfNoGpu,
     /// One container uses two dialects.
     #[error("requests both {0} and {1}; keep one of them")]
     Mixed(Dialect, Dialect),
@@ -127,8 +152,12 @@ pub fn request(
     if amounts.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
         return Err(BadRequest::Informational);
     }
+    let hami = hami::parse(&amounts)?;
+    // The number of GPUs is part of HAMi's request.
+    let whole = if hami.is_some() { None } else { whole::NVIDIA.parse(&amounts)? };
     let requests = [
-        (Dialect::Nvidia, whole::NVIDIA.parse(&amounts)?),
+        (Dialect::Nvidia, whole),
+        (Dialect::Hami, hami),
         (Dialect::Gputopology, whole::GPUTOPOLOGY.parse(&amounts)?),
         (Dialect::Gpushare, gpushare::parse(&amounts, unit)?),
         (Dialect::Vcuda, vcuda::parse(&amounts)?),
@@ -194,14 +223,23 @@ impl<'a> RequestedAmounts<'a> {
 
 impl Dialect {
     /// All dialects.
-    pub const ALL: [Self; 4] = [Self::Nvidia, Self::Gputopology, Self::Gpushare, Self::Vcuda];
+    pub const ALL: [Self; 5] = [Self::Nvidia, Self::Gputopology, Self::Gpushare, Self::Vcuda, Self::Hami];
 
     /// All resources of all dialects that pods request. An extender's configuration lists them as
     /// `managedResources`.
-    pub const RESOURCES: [&'static str; 5] =
-        [whole::NVIDIA.resource, whole::GPUTOPOLOGY.resource, gpushare::MEMORY, vcuda::CORE, vcuda::MEMORY];
+    pub const RESOURCES: [&'static str; 9] = [
+        whole::NVIDIA.resource,
+        whole::GPUTOPOLOGY.resource,
+        gpushare::MEMORY,
+        vcuda::CORE,
+        vcuda::MEMORY,
+        hami::MEMORY,
+        hami::MEMORY_PERCENT,
+        hami::CORES,
+        hami::PRIORITY,
+    ];
 
-    /// Returns the resource that pods request and nodes advertise in this dialect.
+    /// Returns the resource that tells this dialect apart. Nodes advertise it, except that of HAMi.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -209,6 +247,7 @@ impl Dialect {
             Self::Gputopology => whole::GPUTOPOLOGY.resource,
             Self::Gpushare => gpushare::MEMORY,
             Self::Vcuda => vcuda::CORE,
+            Self::Hami => hami::MEMORY,
         }
     }
 }
@@ -230,6 +269,12 @@ impl DialectSet {
         Self(self.0 | Self::bit(dialect))
     }
 
+    /// Returns the dialects of both sets.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Returns whether this set contains every dialect of `other`.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
@@ -242,6 +287,7 @@ impl DialectSet {
             Dialect::Gputopology => 1,
             Dialect::Gpushare => 2,
             Dialect::Vcuda => 3,
+            Dialect::Hami => 4,
         }
     }
 }

@@ -1,11 +1,16 @@
 //! Reads the resource requests of a pod from its specification.
 
+use std::collections::BTreeMap;
+
 use tessera_core::request::{self, ContainerRole, PodRequest, Request, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
 use crate::foreign::dialect::{self, BadRequest, Dialect, MemoryUnit};
 use crate::foreign::objects::{Amounts, Container, PodSpec, Resources};
 use crate::foreign::quantity::{BadQuantity, Quantity};
+
+/// Begin of the names of resources that count MIG instances. The profile follows.
+pub const MIG_PREFIX: &str = "nvidia.com/mig-";
 
 /// A pod whose resource requests are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +97,7 @@ impl PodSpec {
         let mut claims = Vec::new();
         let inits = self.init_containers.len();
         for (number, (container, role)) in self.containers_with_roles().enumerate() {
-            let Resources { limits, requests } = &container.resources;
+            let Resources { limits, requests, .. } = &container.resources;
             let found = dialect::request(limits, requests, unit)
                 .map_err(|reason| BadPod { container: container.name.clone(), reason: reason.into() })?;
             if let Some((dialect, request)) = found {
@@ -101,6 +106,24 @@ impl PodSpec {
             }
         }
         Ok(claims)
+    }
+
+    /// Returns the MIG instances that the pod holds while it runs, by resource.
+    #[must_use]
+    pub fn mig_instances(&self) -> BTreeMap<String, u64> {
+        let mut held = BTreeMap::new();
+        for (container, role) in self.containers_with_roles() {
+            if role == ContainerRole::Init {
+                continue;
+            }
+            for (name, amount) in &container.resources.limits {
+                let amount = amount.0.parse::<Quantity>().ok().and_then(Quantity::whole).unwrap_or(0);
+                if name.starts_with(MIG_PREFIX) && amount > 0 {
+                    *held.entry(name.clone()).or_default() += amount;
+                }
+            }
+        }
+        held
     }
 
     /// Returns whether any container requests GPUs. An invalid request counts, so that the
@@ -144,7 +167,7 @@ impl Container {
     }
 
     fn needs(&self, unit: MemoryUnit) -> Result<ContainerNeeds, BadContainer> {
-        let Resources { limits, requests } = &self.resources;
+        let Resources { limits, requests, .. } = &self.resources;
         let request = dialect::request(limits, requests, unit)?.map(|(_, request)| request);
         let (cpu, memory) = cpu_and_memory(requests, limits)?;
         Ok(ContainerNeeds { request, cpu, memory })
@@ -181,6 +204,7 @@ mod tests {
         let instance = read(r#"{"nvidia.com/mig-1g.10gb":"1"}"#);
         assert!(!instance.asks_for_gpus() && !instance.names_gpu_resources());
         assert_eq!(instance.request(MemoryUnit::GiB).unwrap().containers[0].request, None);
+        assert_eq!(instance.mig_instances(), [("nvidia.com/mig-1g.10gb".to_owned(), 1)].into());
         let both = read(r#"{"nvidia.com/mig-1g.10gb":"1","nvidia.com/gpu":"1"}"#);
         assert_eq!(both.request(MemoryUnit::GiB).unwrap().containers[0].request, Some(Request::Whole(1)));
     }

@@ -20,11 +20,14 @@ pub struct InjectionSettings {
     pub cdi_kind: Option<String>,
     /// True if the kubelet passes `/dev/nvidia*` to containers of the vcuda dialect.
     pub device_nodes: bool,
+    /// True if the container runtime adds nothing of NVIDIA's by itself. Then containers of every dialect
+    /// get device nodes and the driver directory, otherwise only those of the vcuda dialect.
+    pub is_plain_runtime: bool,
     /// Host directory with the driver's libraries, mounted into containers of the vcuda dialect.
     pub driver_directory: Option<String>,
     /// The same for containers with whole GPUs, if they get another directory.
     pub driver_directory_of_whole_gpus: Option<String>,
-    /// Device nodes that containers of the vcuda dialect get in addition.
+    /// Device nodes that containers get in addition to those of their GPUs.
     pub extra_devices: Vec<String>,
     /// True if a label of the node disables cGPU's isolation.
     pub cgpu_disabled: bool,
@@ -49,6 +52,8 @@ pub struct GrantedContainer<'a> {
     pub grant: &'a ContainerGrant,
     /// Units of `aliyun.com/gpu-mem` of the container and of its whole pod.
     pub memory_units: (u64, u64),
+    /// Priority of the container in HAMi's dialect, if it names one.
+    pub priority: Option<u64>,
 }
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -88,12 +93,23 @@ impl InjectionSettings {
                 put("CGPU_DISABLE", "true".to_owned());
             }
         }
+        if container.dialect == Dialect::Hami {
+            for (key, value) in hami_variables(container) {
+                put(&key, value);
+            }
+        }
         if let Some(kind) = &self.cdi_kind {
             response.cdi_devices =
                 uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
         }
+        let paths: Vec<String> = gpus().map(|(gpu, _)| format!("/dev/nvidia{}", gpu.minor)).collect();
         if container.dialect == Dialect::Vcuda {
-            self.add_vcuda(&mut response, container.grant, gpus().map(|(gpu, _)| gpu.minor).collect());
+            response.annotations = vcuda_annotations(container.grant, &paths);
+        }
+        if container.dialect == Dialect::Vcuda || self.is_plain_runtime {
+            let is_whole = container.grant.holds.iter().all(|(_, hold)| *hold == Hold::Whole);
+            self.add_nodes(&mut response, paths.into_iter().chain(self.extra_devices.iter().cloned()));
+            self.add_driver(&mut response, is_whole);
         }
         response
     }
@@ -109,26 +125,27 @@ impl InjectionSettings {
         let mut response = ContainerAllocateResponse::default();
         let visible = if self.cdi_kind.is_some() { "void".to_owned() } else { uuids.join(",") };
         response.envs.insert(VISIBLE.to_owned(), visible);
-        match &self.cdi_kind {
-            Some(kind) => {
-                response.cdi_devices =
-                    uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
-            }
-            None if self.device_nodes => response.devices = device_specs(device_nodes.chain(shared_nodes())),
-            None => {}
+        if let Some(kind) = &self.cdi_kind {
+            response.cdi_devices =
+                uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
+        }
+        self.add_nodes(&mut response, device_nodes);
+        if self.is_plain_runtime {
+            self.add_driver(&mut response, true);
         }
         response
     }
 
-    fn add_vcuda(&self, response: &mut ContainerAllocateResponse, grant: &ContainerGrant, minors: Vec<u32>) {
-        let paths: Vec<String> = minors.iter().map(|minor| format!("/dev/nvidia{minor}")).collect();
-        response.annotations = vcuda_annotations(grant, &paths);
+    /// Adds device nodes and those that all GPUs of a host share, unless the runtime adds them by CDI.
+    fn add_nodes(&self, response: &mut ContainerAllocateResponse, nodes: impl Iterator<Item = String>) {
         if self.device_nodes && self.cdi_kind.is_none() {
-            let nodes = paths.into_iter().chain(shared_nodes()).chain(self.extra_devices.iter().cloned());
-            response.devices = device_specs(nodes);
+            response.devices = device_specs(nodes.chain(shared_nodes()));
         }
-        let has_whole_gpus = grant.holds.iter().all(|(_, hold)| *hold == Hold::Whole);
-        let of_whole_gpus = self.driver_directory_of_whole_gpus.as_ref().filter(|_| has_whole_gpus);
+    }
+
+    /// Adds the driver's files.
+    fn add_driver(&self, response: &mut ContainerAllocateResponse, is_whole: bool) {
+        let of_whole_gpus = self.driver_directory_of_whole_gpus.as_ref().filter(|_| is_whole);
         if let Some(directory) = of_whole_gpus.or(self.driver_directory.as_ref()) {
             response.envs.insert("LD_LIBRARY_PATH".into(), format!("{DRIVER_IN_CONTAINER}/lib64"));
             response.mounts.push(Mount {
@@ -138,6 +155,23 @@ impl InjectionSettings {
             });
         }
     }
+}
+
+/// Returns the variables by which tools for HAMi's containers know the limits. Nothing enforces them: the
+/// limits that hold are in the control file.
+fn hami_variables(container: &GrantedContainer<'_>) -> Vec<(String, String)> {
+    let mut variables = Vec::new();
+    for (number, (_, hold)) in container.grant.holds.iter().enumerate() {
+        let Hold::Share { compute_percent, memory } = hold else { continue };
+        variables.push((format!("CUDA_DEVICE_MEMORY_LIMIT_{number}"), format!("{}m", memory.0)));
+        if number == 0 {
+            variables.push(("CUDA_DEVICE_SM_LIMIT".to_owned(), compute_percent.0.to_string()));
+        }
+    }
+    if let Some(priority) = container.priority {
+        variables.push(("CUDA_TASK_PRIORITY".to_owned(), priority.to_string()));
+    }
+    variables
 }
 
 /// Returns the device nodes that all GPUs of a host share.

@@ -35,6 +35,8 @@ pub struct DeviceIds {
     gpus: Vec<GpuName>,
     by_name: BTreeMap<String, GpuIndex>,
     unit: MemoryUnit,
+    /// Devices of `nvidia.com/gpu` per GPU where pods may request a part of each, else `None`.
+    slots: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +72,7 @@ impl Resource {
         }
     }
 
-    /// Returns the dialect of the resource.
+    /// Returns the dialect of the resource. Whole GPUs and parts of GPUs share `nvidia.com/gpu`.
     #[must_use]
     pub fn dialect(self) -> Dialect {
         match self {
@@ -89,13 +91,8 @@ impl Resource {
 
     /// Returns the resources of a dialect.
     pub fn of(dialect: Dialect) -> impl Iterator<Item = Self> {
+        let dialect = if dialect == Dialect::Hami { Dialect::Nvidia } else { dialect };
         Self::ALL.into_iter().filter(move |resource| resource.dialect() == dialect)
-    }
-
-    /// Returns whether one device is one whole GPU.
-    #[must_use]
-    pub fn is_whole(self) -> bool {
-        matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
 
     /// Returns how many devices a container requests. An absent or invalid amount counts as zero.
@@ -142,7 +139,30 @@ impl DeviceIds {
                 vcuda_blocks,
             })
             .collect();
-        Self { gpus, by_name, unit }
+        Self { gpus, by_name, unit, slots: None }
+    }
+
+    /// Returns the device IDs with this many devices of `nvidia.com/gpu` per GPU; `None` makes each GPU one
+    /// device.
+    #[must_use]
+    pub fn with_slots(self, slots: Option<u16>) -> Self {
+        Self { slots, ..self }
+    }
+
+    /// Returns how many devices of `nvidia.com/gpu` a GPU has, or `None` if each GPU is one device.
+    #[must_use]
+    pub fn slots(&self) -> Option<u16> {
+        self.slots
+    }
+
+    /// Returns whether one device of a resource is one whole GPU.
+    #[must_use]
+    pub fn is_whole(&self, resource: Resource) -> bool {
+        match resource {
+            Resource::NvidiaGpu => self.slots.is_none(),
+            Resource::AliyunGpu => true,
+            Resource::GpuMemory | Resource::VcudaCore | Resource::VcudaMemory => false,
+        }
     }
 
     /// Returns `unit`, or the next larger unit whose device list a kubelet accepts.
@@ -165,7 +185,8 @@ impl DeviceIds {
     pub fn per_gpu(&self, resource: Resource, gpu: GpuIndex) -> u64 {
         let Some(name) = self.gpus.get(gpu.position()) else { return 0 };
         match resource {
-            Resource::NvidiaGpu | Resource::AliyunGpu => 1,
+            Resource::NvidiaGpu => u64::from(self.slots.unwrap_or(1)),
+            Resource::AliyunGpu => 1,
             Resource::GpuMemory => name.memory_mib / self.unit.mib(),
             Resource::VcudaCore => u64::from(Percent::WHOLE.0),
             Resource::VcudaMemory => name.vcuda_blocks,
@@ -177,7 +198,7 @@ impl DeviceIds {
         let gpus = (0u8..).map(GpuIndex).zip(&self.gpus);
         gpus.flat_map(move |(gpu, name)| {
             (0..self.per_gpu(resource, gpu)).map(move |number| {
-                let id = if resource.is_whole() {
+                let id = if self.is_whole(resource) {
                     name.uuid.to_string()
                 } else {
                     format!("{}-{number}", name.short)
@@ -190,7 +211,7 @@ impl DeviceIds {
     /// Parses a device ID into its GPU and its number on the GPU. Returns `None` for an unknown ID.
     #[must_use]
     pub fn read(&self, resource: Resource, id: &str) -> Option<(GpuIndex, u64)> {
-        if resource.is_whole() {
+        if self.is_whole(resource) {
             return self.by_name.get(id).map(|gpu| (*gpu, 0));
         }
         let (short, number) = id.rsplit_once('-')?;
@@ -259,6 +280,18 @@ mod tests {
 
     const FIRST: &str = "GPU-8f2a61c0-0d31-4ecc-9fcd-0a6bd3a1c4a7";
     const SECOND: &str = "GPU-11d3b1a2-0d31-4ecc-9fcd-0a6bd3a1c4a7";
+
+    #[test]
+    fn a_gpu_has_as_many_nvidia_devices_as_slots() {
+        let ids = DeviceIds::new(&gpus(&[FIRST, SECOND], 1024), MemoryUnit::GiB).with_slots(Some(3));
+        let all: Vec<_> = ids.all(Resource::NvidiaGpu).collect();
+        assert_eq!(all.len(), 6);
+        for (id, gpu, number) in &all {
+            assert_eq!(ids.read(Resource::NvidiaGpu, id), Some((*gpu, *number)));
+        }
+        assert_eq!(ids.read(Resource::NvidiaGpu, FIRST), None, "a UUID is no slot");
+        assert_eq!(Resource::of(Dialect::Hami).collect::<Vec<_>>(), [Resource::NvidiaGpu]);
+    }
 
     #[test]
     fn parses_every_device_id_into_its_gpu() {

@@ -14,6 +14,11 @@ pub const URL_KEY: &str = "tessera.dev/agent";
 /// Node annotation with the fingerprint of the agent's certificate. It is absent or empty if the pages are open.
 pub const CERTIFICATE_KEY: &str = "tessera.dev/agent-certificate";
 
+/// Node annotation by which an agent announces that it does not serve pods, because it stops or has not registered with
+/// the kubelet yet. Its value is the [identity](AgentAddress::identity) of that agent, so it is void once another agent has
+/// published its address, also an agent of a release that does not know the annotation. Empty while the agent serves.
+pub const UNAVAILABLE_KEY: &str = "tessera.dev/agent-unavailable";
+
 /// Audience of tokens for the pages of agents. Such a token is of no use at the API server.
 pub const AUDIENCE: &str = "tessera.dev/agent";
 
@@ -54,6 +59,24 @@ impl AgentAddress {
         };
         Some(Self { url, certificate: None })
     }
+}
+
+impl AgentAddress {
+    /// Returns the text by which one run of an agent is known: its certificate, which each run makes anew, or the URL of
+    /// open pages.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        let certificate = self.certificate.as_ref().and_then(|certificate| certificate.as_ref().ok());
+        certificate.map_or_else(|| self.url.clone(), ToString::to_string)
+    }
+}
+
+/// Returns whether the agent that published its address on a node has announced that it does not serve pods.
+#[must_use]
+pub fn is_agent_unavailable(node: &Node) -> bool {
+    let annotation = |key: &str| node.metadata.annotations.get(key).filter(|text| !text.is_empty());
+    let current = annotation(CERTIFICATE_KEY).or_else(|| annotation(URL_KEY));
+    current.is_some() && annotation(UNAVAILABLE_KEY) == current
 }
 
 impl fmt::Display for Fingerprint {
@@ -99,6 +122,30 @@ mod tests {
         assert_eq!(url(named).as_deref(), Some("http://a:1"));
         assert_eq!(url(&at("10.0.0.5")).as_deref(), Some("http://10.0.0.5:5678"));
         assert_eq!(url(&at("fd00::5")).as_deref(), Some("http://[fd00::5]:5678"));
+    }
+
+    #[test]
+    fn an_agent_is_unavailable_only_by_its_own_announcement() {
+        let check = |url: &str, certificate: &str, announced: &str| {
+            let annotations = [(URL_KEY, url), (CERTIFICATE_KEY, certificate), (UNAVAILABLE_KEY, announced)];
+            let mut node = Node::default();
+            node.metadata.annotations =
+                annotations.map(|(key, text)| (key.to_owned(), text.to_owned())).into();
+            is_agent_unavailable(&node)
+        };
+        let fingerprint = Fingerprint([7; 32]);
+        let address = AgentAddress { url: "https://a:1".into(), certificate: Some(Ok(fingerprint)) };
+        assert!(check("https://a:1", &fingerprint.to_string(), &address.identity()));
+        assert!(!check("https://a:1", &fingerprint.to_string(), ""), "it serves");
+        assert!(
+            !check("https://a:1", &Fingerprint([8; 32]).to_string(), &address.identity()),
+            "another agent"
+        );
+        let open = AgentAddress { url: "http://a:1".into(), certificate: None };
+        assert!(check("http://a:1", "", &open.identity()));
+        assert!(!check("http://b:1", "", &open.identity()), "another agent");
+        assert!(!check("", "", ""), "no agent has ever run");
+        assert!(!is_agent_unavailable(&Node::default()));
     }
 
     #[test]

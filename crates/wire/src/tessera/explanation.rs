@@ -14,7 +14,7 @@ use tessera_core::request::PodRequest;
 
 use crate::foreign::objects::Condition;
 
-pub use self::explainer::{ClusterFacts, Explainer, NodeFacts};
+pub use self::explainer::{ClusterFacts, Explainer, NodeFacts, unserved};
 
 /// Where a pod is or would be, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,10 +41,16 @@ pub struct PodExplanation {
     /// Last report of kube-scheduler on a pod that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// What the gang of a pod that waits lacks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gang: Option<String>,
+    /// The reservation of GPUs for a pod that waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<String>,
     /// Constraints of the pod that only kube-scheduler checks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unchecked: Vec<String>,
-    /// Requested GPU resources that Tessera does not serve.
+    /// Requested GPU resources that no node of the cluster offers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
     /// Placement policy of the pod.
@@ -116,7 +122,8 @@ pub struct Room {
 pub struct NodeExplanation {
     /// Name of the node.
     pub node: String,
-    /// True if a hypothetical pod fits on the node now. Never true for a pod that waits.
+    /// True if a hypothetical pod fits on the node now. Never true for a pod that waits, and for a pod with constraints
+    /// that only kube-scheduler checks.
     pub fits: bool,
     /// True if the node passes every check that Tessera can make, so that its GPUs would do.
     pub would_do: bool,
@@ -138,6 +145,9 @@ pub struct NodeExplanation {
     /// Every GPU of the node with the reason it cannot serve that container; `null` if it can.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_reasons: Vec<GpuReason>,
+    /// The objects for which GPUs of a node that rejects the pod are reserved.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved_for: Vec<String>,
 }
 
 /// The GPUs of one container.
@@ -159,6 +169,12 @@ pub struct GpuReason {
 }
 
 impl PodExplanation {
+    /// Returns whether only kube-scheduler can tell if the pod fits on the nodes whose GPUs would do.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        self.waits || !self.unchecked.is_empty()
+    }
+
     /// Returns the nodes that would do, best first.
     #[must_use]
     pub fn best(&self) -> Vec<&NodeExplanation> {
@@ -180,10 +196,11 @@ impl NodeExplanation {
     fn new(node: &str, request: &PodRequest, verdict: NodeVerdict) -> (Self, Option<f64>) {
         match verdict {
             NodeVerdict::Fits(placement) => {
-                let grants = placement.grants(request).into_iter();
-                let gpus = grants.map(|grant| ContainerGpus {
-                    gpus: grant.holds.iter().map(|(gpu, _)| gpu.0).collect(),
-                    container: grant.container,
+                let asking = request.containers.iter().zip(&placement.gpus);
+                let asking = asking.filter(|(container, _)| container.request.is_some());
+                let gpus = asking.map(|(container, gpus)| ContainerGpus {
+                    gpus: gpus.iter().map(|gpu| gpu.0).collect(),
+                    container: container.name.clone(),
                 });
                 let view = Self { would_do: true, gpus: gpus.collect(), ..Self::of(node) };
                 (view, Some(placement.score))

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use tessera_core::gpu::GpuUuid;
 use tessera_core::grant::{ContainerGrant, Hold};
 use tessera_core::node::Node;
-use tessera_core::request::Request;
+use tessera_core::request::{MemoryRequest, Request};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 
-use crate::foreign::dialect::MemoryUnit;
+use crate::foreign::dialect::{Dialect, MemoryUnit};
 use crate::foreign::objects::PodSpec;
 use crate::foreign::pod_spec::{BadPod, Claim};
 
@@ -137,7 +137,7 @@ pub fn parse(
 ) -> Result<Option<Vec<ContainerGrant>>, BadGrant> {
     match annotations.get(KEY) {
         Some(json) => parse_json(json, spec, node).map(Some),
-        None => dialects::read(annotations, &spec.claims(unit)?, unit),
+        None => dialects::read(annotations, &spec.claims(unit)?, node, unit),
     }
 }
 
@@ -154,16 +154,15 @@ pub fn complete(
 ) -> Option<Vec<ContainerGrant>> {
     let grants = parse(spec, annotations, node, unit).ok().flatten()?;
     let claims = spec.claims(unit).ok()?;
-    let covers = |grant: &ContainerGrant, request: Request| match request {
-        Request::Whole(count) => grant.holds.len() == usize::from(count),
-        Request::Memory(requested) if grant.holds.len() > 1 => {
-            grant.holds.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == requested
+    let covers = |grant: &ContainerGrant, claim: &Claim| match (claim.dialect, claim.request) {
+        (Dialect::Gpushare, Request::Share(share)) if grant.holds.len() > 1 => {
+            let held = grant.holds.iter().map(|(_, hold)| memory(*hold)).sum();
+            share.memory == MemoryRequest::Amount(held)
         }
-        Request::Share { .. } | Request::Memory(_) => grant.holds.len() == 1,
+        _ => grant.gpus().len() == claim.request.gpu_count(),
     };
-    let is_covered = |claim: &Claim| {
-        grants.iter().any(|grant| grant.container == claim.container && covers(grant, claim.request))
-    };
+    let is_covered =
+        |claim: &Claim| grants.iter().any(|grant| grant.container == claim.container && covers(grant, claim));
     claims.iter().all(is_covered).then_some(grants)
 }
 

@@ -23,6 +23,8 @@ pub struct Inventory {
     pub topology: Topology,
     /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub memory_unit: MemoryUnit,
+    /// Number of `nvidia.com/gpu` devices per GPU, if pods may request a part of each GPU by HAMi's names.
+    pub nvidia_slots: Option<u16>,
 }
 
 /// An annotation that cannot be parsed.
@@ -59,6 +61,8 @@ pub(crate) const MAX_GPU_MEMORY: MiB = MiB(1 << 30);
 #[serde(rename_all = "camelCase")]
 struct Document {
     memory_unit: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nvidia_slots: Option<u16>,
     gpus: Vec<GpuEntry>,
     #[serde(default)]
     links: Vec<Pair>,
@@ -85,6 +89,17 @@ struct GpuEntry {
 const MIG_MODE: &str = "mig-mode";
 const PENDING_RESET: &str = "pending-reset";
 
+/// Returns the value of `reason` for a problem of a GPU, or `None` if the annotation has none for it.
+#[must_use]
+pub fn reason_of(problem: &str) -> Option<&'static str> {
+    let is = |health: Health| health.problem() == Some(problem);
+    match () {
+        () if is(Health::InMigMode) => Some(MIG_MODE),
+        () if is(Health::AwaitingReset) => Some(PENDING_RESET),
+        () => None,
+    }
+}
+
 /// Two GPU indexes, their PCIe level, and their number of NVLinks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pair(u8, u8, Option<String>, u8);
@@ -99,11 +114,7 @@ pub fn print(inventory: &Inventory) -> String {
         memory_mib: gpu.memory.0,
         numa: gpu.numa,
         unhealthy: !gpu.health.is_healthy(),
-        reason: match gpu.health {
-            Health::Healthy | Health::Unhealthy => None,
-            Health::InMigMode => Some(MIG_MODE.to_owned()),
-            Health::AwaitingReset => Some(PENDING_RESET.to_owned()),
-        },
+        reason: gpu.health.problem().and_then(reason_of).map(str::to_owned),
     };
     let pair = |(a, b): (GpuIndex, GpuIndex)| {
         let Link { pcie, nvlinks } = inventory.topology.link(a, b);
@@ -113,6 +124,7 @@ pub fn print(inventory: &Inventory) -> String {
     let known = |(a, b): &(GpuIndex, GpuIndex)| !inventory.topology.link(*a, *b).is_unknown();
     let document = Document {
         memory_unit: inventory.memory_unit.to_string(),
+        nvidia_slots: inventory.nvidia_slots,
         gpus: inventory.gpus.iter().map(entry).collect(),
         links: inventory.topology.gpus().pairs().filter(known).map(pair).collect(),
     };
@@ -167,7 +179,12 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
         .collect();
     let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
     let topology = Topology::from_pairs(count, |a, b| links[a.position() * count + b.position()]);
-    Ok(Inventory { topology: topology.with_numa(&numa), gpus, memory_unit: document.memory_unit.parse()? })
+    Ok(Inventory {
+        topology: topology.with_numa(&numa),
+        gpus,
+        memory_unit: document.memory_unit.parse()?,
+        nvidia_slots: document.nvidia_slots,
+    })
 }
 
 #[cfg(test)]
@@ -200,6 +217,7 @@ mod tests {
             gpus: (0..count).map(gpu).collect(),
             topology: topology.with_numa(&numa),
             memory_unit: MemoryUnit::MiB,
+            nvidia_slots: (count > 8).then_some(10),
         }
     }
 

@@ -9,14 +9,19 @@ use tessera_core::node::{BadNode, Node};
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
 
-use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit, gpushare, vcuda, whole};
+use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit, gpushare, hami, vcuda, whole};
 use crate::foreign::gpu_topology::{self, BadAnnotation};
 use crate::foreign::objects::{self, Amount};
 use crate::foreign::quantity::Quantity;
+use crate::tessera::agent_address;
+use crate::tessera::gpu_cordon;
 use crate::tessera::inventory::{self, BadInventory};
 
 /// gputopology's node annotation that holds the instance type.
 pub const TYPE_KEY: &str = "NODE_TYPE";
+
+/// Node annotation in which HAMi's device plugin lists the GPUs.
+const HAMI_REGISTER_KEY: &str = "hami.io/node-nvidia-register";
 
 /// Kubernetes' node label that holds the instance type.
 const TYPE_LABEL: &str = "node.kubernetes.io/instance-type";
@@ -37,6 +42,8 @@ pub struct ParsedNode {
     /// Amount of `aliyun.com/gpu-mem` that the node offers. It is known even if the number of GPUs is not:
     /// a kubelet that lost its checkpoint removes `aliyun.com/gpu-count`.
     pub shared_memory: MiB,
+    /// True if the node's agent has announced that it does not serve pods now.
+    pub is_agent_unavailable: bool,
 }
 
 /// A node object that cannot be parsed.
@@ -56,10 +63,10 @@ pub enum BadNodeObject {
 /// Parses a node object. `unit` applies if the node does not publish its memory unit.
 pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, BadNodeObject> {
     let annotations = &object.metadata.annotations;
-    let (gpus, topology, unit) = match annotations.get(inventory::KEY) {
+    let (mut gpus, topology, unit, nvidia_slots) = match annotations.get(inventory::KEY) {
         Some(json) => {
             let found = inventory::parse(json)?;
-            (found.gpus, found.topology, found.memory_unit)
+            (found.gpus, found.topology, found.memory_unit, found.nvidia_slots)
         }
         None => {
             let unit = unit_without_inventory(object, unit);
@@ -68,20 +75,31 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
                 Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
                 _ => Topology::unknown(gpus.len()),
             };
-            (gpus, topology, unit)
+            (gpus, topology, unit, None)
         }
     };
+    let cordoned = gpu_cordon::cordoned(annotations);
+    for gpu in gpus.iter_mut().filter(|gpu| gpu.health.is_healthy()) {
+        if cordoned.contains(&*gpu.uuid.0) {
+            gpu.health = Health::Cordoned;
+        }
+    }
     let resources = NodeResources(object);
     let cpu = MilliCpu(resources.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
     let memory = MiB(resources.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
     let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
-    let served = Dialect::ALL.into_iter().filter(|dialect| resources.count(dialect.resource()) > 0);
+    let is_served = |dialect: &Dialect| match dialect {
+        Dialect::Hami => nvidia_slots.is_some() && resources.count(hami::COUNT) > 0,
+        _ => resources.count(dialect.resource()) > 0,
+    };
+    let served = Dialect::ALL.into_iter().filter(is_served);
     Ok(ParsedNode {
         node: Arc::new(node),
         unit,
         dialects: served.fold(DialectSet::default(), DialectSet::with),
+        is_agent_unavailable: agent_address::is_agent_unavailable(object),
         shared_memory: MiB(resources.count(gpushare::MEMORY).saturating_mul(unit.mib())),
     })
 }
@@ -117,8 +135,10 @@ fn gpus_without_inventory(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> 
         let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
         whole_number(amount.and_then(read))
     };
+    // HAMi's device plugin offers several devices per GPU. It says so with this annotation.
+    let is_split = object.metadata.annotations.contains_key(HAMI_REGISTER_KEY);
     let counts = [
-        count(whole::NVIDIA.resource),
+        if is_split { 0 } else { count(whole::NVIDIA.resource) },
         count(whole::GPUTOPOLOGY.resource),
         count(gpushare::COUNT),
         count(vcuda::CORE) / 100,
@@ -168,15 +188,6 @@ fn whole_number(quantity: Option<Quantity>) -> u64 {
     quantity.and_then(Quantity::whole).unwrap_or(0)
 }
 
-impl ParsedNode {
-    /// Returns whether the node serves these dialects. A node without GPUs counts as serving all,
-    /// so that the reported reason is its lack of GPUs.
-    #[must_use]
-    pub fn serves(&self, dialects: DialectSet) -> bool {
-        self.dialects.covers(dialects) || self.node.gpus().is_empty()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +222,49 @@ mod tests {
         assert_eq!(read.node.topology().link(GpuIndex(0), GpuIndex(1)).nvlinks, 2);
         assert!(read.dialects.covers(DialectSet::default().with(Dialect::Vcuda)));
         assert!(!read.dialects.covers(DialectSet::default().with(Dialect::Gpushare)));
+    }
+
+    #[test]
+    fn serves_parts_of_gpus_where_the_inventory_says_so() {
+        let parse = |slots: &str| {
+            let inventory = format!(
+                r#"{{"memoryUnit":"GiB",{slots}"gpus":[{{"uuid":"GPU-a","minor":0,"model":"T4","memoryMiB":15360}}]}}"#
+            );
+            let read = node(serde_json::json!({
+                "metadata": {"name": "n", "annotations": {"tessera.dev/inventory": inventory}},
+                "status": {"allocatable": {"nvidia.com/gpu": "10"}}
+            }));
+            assert_eq!(read.node.gpus().len(), 1);
+            read.dialects.covers(DialectSet::default().with(Dialect::Hami))
+        };
+        assert!(parse(r#""nvidiaSlots":10,"#));
+        assert!(!parse(""), "NVIDIA's whole GPUs only");
+    }
+
+    #[test]
+    fn cordoned_gpus_get_no_new_pods() {
+        let inventory = r#"{"memoryUnit":"GiB","gpus":[
+            {"uuid":"GPU-a","minor":0,"model":"T4","memoryMiB":15360},
+            {"uuid":"GPU-b","minor":1,"model":"T4","memoryMiB":15360},
+            {"uuid":"GPU-c","minor":2,"model":"T4","memoryMiB":15360}]}"#;
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {
+                "tessera.dev/inventory": inventory,
+                "tessera.dev/gpu-cordon": "GPU-a",
+                "hami.io/device-cordon": "GPU-x, GPU-c",
+            }},
+        }));
+        let problems: Vec<_> = read.node.gpus().iter().map(|gpu| gpu.health.problem()).collect();
+        assert_eq!(problems, [Some("cordoned"), None, Some("cordoned")]);
+    }
+
+    #[test]
+    fn devices_of_another_plugin_are_not_taken_for_gpus() {
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"hami.io/node-nvidia-register": "[]"}},
+            "status": {"capacity": {"nvidia.com/gpu": "80"}}
+        }));
+        assert!(read.node.gpus().is_empty());
     }
 
     #[test]

@@ -4,13 +4,15 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use tessera_core::placement::Policy;
-use tessera_core::request::{PodRequest, Request};
+use tessera_core::request::{ContainerRequest, ContainerRole, MemoryRequest, PodRequest, Request, Share};
 use tessera_core::units::MiB;
 
 use crate::foreign::dialect::DialectSet;
 use crate::foreign::dialect::MemoryUnit;
 use crate::foreign::objects::{Pod, PodSpec};
 use crate::foreign::pod_spec::BadPod;
+use crate::tessera::gpu_wishes::GpuWishes;
+use crate::tessera::memory_limit;
 use crate::tessera::preferences::{self, BadPreference};
 
 /// Determines the placement policy of a pod.
@@ -52,6 +54,20 @@ pub enum BadPodObject {
     /// The preferences are invalid.
     #[error(transparent)]
     Preference(#[from] BadPreference),
+    /// A container requests more memory than it may use.
+    #[error(
+        "container {container} requests {requested} of a GPU, and {} allows it only {limit}; write at least \
+         what the container requests",
+        memory_limit::KEY
+    )]
+    LimitBelowRequest {
+        /// Name of the container.
+        container: String,
+        /// Requested memory of each GPU.
+        requested: MiB,
+        /// Value of the annotation.
+        limit: MiB,
+    },
 }
 
 impl<'a> ParsedPod<'a> {
@@ -63,21 +79,47 @@ impl<'a> ParsedPod<'a> {
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self, BadPodObject> {
         let preferences = preferences::parse(annotations)?;
+        let GpuWishes { selection, node_policy, gpu_policy } = preferences.wishes;
         let request = |unit| {
-            spec.request(unit)
-                .map(|request| PodRequest { link_sensitivity: preferences.link_sensitivity, ..request })
+            let link_sensitivity = preferences.link_sensitivity;
+            spec.request(unit).map(|request| PodRequest {
+                link_sensitivity,
+                selection: selection.clone(),
+                ..request
+            })
         };
         let gib = request(MemoryUnit::GiB)?;
         let mib = request(MemoryUnit::MiB)?;
+        if let Some(limit) = preferences.memory_limit {
+            // No node counts memory in smaller units, so what is too much here is too much everywhere.
+            check_limit(&mib, limit)?;
+        }
         let claims = spec.claims(MemoryUnit::GiB)?;
         let dialects = claims.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect));
         let shape = RequestShape { dialects, mib: (gib != mib).then_some(mib), gib };
-        Ok(Self { namespace, policy: policies.policy(preferences.policy), shape })
+        let policy = policies.policy(preferences.policy).with(gpu_policy, node_policy);
+        Ok(Self { namespace, policy, shape })
     }
 
     /// Parses a pod object.
     pub fn of(policies: &impl PolicyResolver, pod: &'a Pod) -> Result<Self, BadPodObject> {
         Self::new(policies, &pod.metadata.namespace, &pod.spec, &pod.metadata.annotations)
+    }
+
+    /// Adds what the claims of the pod request. All containers may use the claims at the same time.
+    #[must_use]
+    pub fn with_claims(mut self, requests: &[Request]) -> Self {
+        for request in requests {
+            let shape = &mut self.shape;
+            for pod in [Some(&mut shape.gib), shape.mib.as_mut()].into_iter().flatten() {
+                pod.containers.push(ContainerRequest {
+                    name: "(claim)".to_owned(),
+                    role: ContainerRole::Main,
+                    request: Some(*request),
+                });
+            }
+        }
+        self
     }
 
     /// Returns the request on a node that counts memory in `unit`.
@@ -91,6 +133,20 @@ impl<'a> ParsedPod<'a> {
     pub fn wants_gpu(&self) -> bool {
         self.shape.gib.wants_gpu()
     }
+}
+
+/// Checks that no container requests more memory than it may use.
+fn check_limit(request: &PodRequest, limit: MiB) -> Result<(), BadPodObject> {
+    for container in &request.containers {
+        if let Some(Request::Share(Share { memory: MemoryRequest::Amount(requested), .. })) =
+            container.request
+            && requested > limit
+        {
+            let container = container.name.clone();
+            return Err(BadPodObject::LimitBelowRequest { container, requested, limit });
+        }
+    }
+    Ok(())
 }
 
 impl RequestShape {
@@ -115,8 +171,12 @@ impl RequestShape {
             (MemoryUnit::MiB, Some(mib)) => Cow::Borrowed(mib),
             (MemoryUnit::Blocks(size), Some(mib)) => {
                 let mut scaled = mib.clone();
-                for container in &mut scaled.containers {
-                    if let Some(Request::Memory(memory)) = &mut container.request {
+                for (container, in_gib) in scaled.containers.iter_mut().zip(&self.gib.containers) {
+                    let differs = container.request != in_gib.request;
+                    if let Some(Request::Share(Share { memory: MemoryRequest::Amount(memory), .. })) =
+                        &mut container.request
+                        && differs
+                    {
                         *memory = MiB(memory.0.saturating_mul(u64::from(size)));
                     }
                 }
@@ -146,9 +206,28 @@ mod tests {
         .unwrap();
         let pod = ParsedPod::of(&AlwaysSimple, &pod).unwrap();
         for (unit, mib) in [(MemoryUnit::GiB, 6144), (MemoryUnit::MiB, 6), (MemoryUnit::Blocks(256), 1536)] {
-            let expected = PodRequest::of_mains([Request::Memory(MiB(mib))]);
+            let expected = PodRequest::of_mains([Request::memory(MiB(mib))]);
             assert_eq!(pod.request(unit).containers[0].request, expected.containers[0].request, "{unit}");
         }
+    }
+
+    #[test]
+    fn a_limit_below_the_request_is_refused_in_words() {
+        let read = |limit: &str| {
+            let pod = format!(
+                r#"{{"metadata":{{"annotations":{{"tessera.dev/gpu-memory-limit":"{limit}"}}}},"spec":{{"containers":[
+                    {{"name":"c","resources":{{"limits":{{"nvidia.com/gpu":"1","nvidia.com/gpumem":"8192"}}}}}}]}}}}"#
+            );
+            let pod: Pod = serde_json::from_str(&pod).unwrap();
+            ParsedPod::of(&AlwaysSimple, &pod).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("8Gi"), Ok(()));
+        assert_eq!(
+            read("4Gi").unwrap_err(),
+            "container c requests 8192 MiB of a GPU, and tessera.dev/gpu-memory-limit allows it only 4096 MiB; \
+             write at least what the container requests"
+        );
+        assert!(read("4").unwrap_err().starts_with("tessera.dev/gpu-memory-limit: found \"4\""));
     }
 
     #[test]

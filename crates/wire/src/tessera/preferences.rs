@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 
 use tessera_core::placement::{Policy, UnknownPolicy};
 use tessera_core::request::LinkSensitivity;
+use tessera_core::units::MiB;
 
 use crate::foreign::dialect::vcuda;
+use crate::tessera::gang::{self, BadGang};
+use crate::tessera::gpu_wishes::{self, BadWish, GpuWishes};
+use crate::tessera::memory_limit::{self, BadMemoryLimit};
 
 /// Annotation with the name of the pod's placement policy. Without it, the cluster's policy
 /// applies.
@@ -15,8 +19,13 @@ pub const POLICY: &str = "tessera.dev/policy";
 /// these jobs leave the fast links to other pods.
 pub const TRAFFIC: &str = "tessera.dev/traffic";
 
-/// All annotations that [`parse`] reads.
-pub const KEYS: [&str; 3] = [POLICY, TRAFFIC, vcuda::CEILING];
+/// Returns whether [`parse`] reads the annotation with this key.
+#[must_use]
+pub fn is_key(key: &str) -> bool {
+    [POLICY, TRAFFIC, vcuda::CEILING, memory_limit::KEY].contains(&key)
+        || gpu_wishes::KEYS.contains(&key)
+        || gang::is_key(key)
+}
 
 /// An annotation that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +39,15 @@ pub enum BadPreference {
     /// The ceiling of a share is not a number.
     #[error(transparent)]
     Ceiling(#[from] vcuda::BadCeiling),
+    /// The memory up to which containers may grow is not an amount.
+    #[error(transparent)]
+    MemoryLimit(#[from] BadMemoryLimit),
+    /// A wish for GPUs cannot be followed.
+    #[error(transparent)]
+    Wish(#[from] BadWish),
+    /// The gang of the pod cannot be read.
+    #[error(transparent)]
+    Gang(#[from] BadGang),
 }
 
 /// The placement preferences of a pod.
@@ -39,6 +57,10 @@ pub struct Preferences {
     pub policy: Option<Policy>,
     /// Dependence of the pod on fast links.
     pub link_sensitivity: LinkSensitivity,
+    /// The GPUs that the pod wants.
+    pub wishes: GpuWishes,
+    /// Memory of each GPU up to which a container with a share may grow.
+    pub memory_limit: Option<MiB>,
 }
 
 /// Parses a pod's annotations.
@@ -47,14 +69,21 @@ pub fn parse(annotations: &BTreeMap<String, String>) -> Result<Preferences, BadP
     let link_sensitivity = link_sensitivity(annotations)?;
     // The agent enforces the ceiling. It is read here so that a bad one is reported before the pod is placed.
     vcuda::ceiling(annotations)?;
-    Ok(Preferences { policy, link_sensitivity })
+    gang::check(annotations)?;
+    let memory_limit = memory_limit::parse(annotations)?;
+    Ok(Preferences { policy, link_sensitivity, wishes: gpu_wishes::parse(annotations)?, memory_limit })
 }
 
 /// Returns the error of each annotation that cannot be parsed.
 #[must_use]
 pub fn errors(annotations: &BTreeMap<String, String>) -> Vec<BadPreference> {
     let ceiling = vcuda::ceiling(annotations).err().map(BadPreference::from);
-    [policy(annotations).err(), link_sensitivity(annotations).err(), ceiling].into_iter().flatten().collect()
+    let wish = gpu_wishes::parse(annotations).err().map(BadPreference::from);
+    let memory_limit = memory_limit::parse(annotations).err().map(BadPreference::from);
+    let gang = gang::check(annotations).err().map(BadPreference::from);
+    let errors =
+        [policy(annotations).err(), link_sensitivity(annotations).err(), ceiling, wish, memory_limit, gang];
+    errors.into_iter().flatten().collect()
 }
 
 fn policy(annotations: &BTreeMap<String, String>) -> Result<Option<Policy>, BadPreference> {

@@ -19,6 +19,9 @@ const UNIT: &str = "tessera.dev/memory-unit";
 /// Annotation with the address of the leader's pages, to which other replicas forward requests.
 pub const PAGES: &str = "tessera.dev/pages";
 
+/// Annotation with the address of the leader's verbs, to which other replicas forward calls of kube-scheduler.
+pub const VERBS: &str = "tessera.dev/verbs";
+
 /// Annotation with the quota settings as JSON. It is absent without a quota.
 const QUOTA: &str = "tessera.dev/quota";
 

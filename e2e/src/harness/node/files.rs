@@ -13,6 +13,7 @@ impl Place<'_> {
     pub(super) fn containerd_configuration(&self) -> String {
         let directory = self.directory.display();
         let socket = self.containerd_socket();
+        let plugins = self.harness.tool("cni", "/usr/lib/cni");
         format!(
             r#"version = 3
 root = "{directory}/containerd/root"
@@ -40,11 +41,16 @@ enable_cdi = true
 # Without the right to lower its own score, runc could start no container.
 restrict_oom_score_adj = true
 
+# Stands for NVIDIA's runtime, which the shipped runtime class names. It adds no driver.
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+
 [plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = ["/usr/lib/cni"]
+bin_dirs = ["{plugins}"]
 conf_dir = "{directory}/cni"
 "#,
             image = IMAGE,
+            plugins = plugins.display(),
         )
     }
 

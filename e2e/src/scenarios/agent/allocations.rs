@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tessera_core::{
-    grant::{Hold, PodGrant},
+    grant::PodGrant,
     ledger::Ledger,
-    request::ContainerRole,
+    request::{ContainerRole, Request},
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
 use tessera_wire::{
@@ -23,7 +23,7 @@ use tessera_wire::{
 use super::stage::{SOON, Stage, core_node, eight_gpus};
 
 /// Waits until all allocations agree.
-pub(super) async fn check(stage: &Stage) -> Result<()> {
+pub(in crate::scenarios) async fn check(stage: &Stage) -> Result<()> {
     stage
         .harness
         .wait_for("all allocations to agree", SOON, async || {
@@ -48,7 +48,7 @@ async fn compare(stage: &Stage) -> Result<()> {
             continue;
         }
         holders.insert(pod.metadata.uid.clone());
-        let shares = |claim: &Claim| Hold::of(claim.request) != Hold::Whole;
+        let shares = |claim: &Claim| matches!(claim.request, Request::Share(_));
         if pod.spec.claims(MemoryUnit::GiB)?.iter().any(shares) {
             sharing.insert(pod.metadata.uid.clone());
         }
@@ -95,7 +95,7 @@ async fn compare(stage: &Stage) -> Result<()> {
 
 /// Returns the GPUs of each running container of a pod, if kubelet, annotations and limits agree.
 pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<String, BTreeSet<GpuIndex>>> {
-    let ids = DeviceIds::new(&eight_gpus().gpus, MemoryUnit::GiB);
+    let ids = DeviceIds::new(&eight_gpus().gpus, MemoryUnit::GiB).with_slots(stage.slots);
     let name = &pod.metadata.name;
     let listed = stage.pod_resources.list().await?;
     let entry = listed.iter().find(|entry| entry.name == *name && entry.namespace == pod.metadata.namespace);
@@ -125,7 +125,7 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
         ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
-        if Hold::of(claim.request) != Hold::Whole {
+        if matches!(claim.request, Request::Share(_)) {
             let limits = stage.limits(&pod.metadata.uid, &claim.container);
             let limits = limits.with_context(|| format!("{name}/{}", claim.container))?;
             let written: BTreeSet<GpuIndex> =

@@ -50,7 +50,7 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-fn happen(stage: &Stage, what: &str) -> Result<()> {
+pub(super) fn happen(stage: &Stage, what: &str) -> Result<()> {
     let file = format!("{}.events", stage.gpus.display());
     let mut events = OpenOptions::new().create(true).append(true).open(file)?;
     events.write_all(format!("{what}\n").as_bytes())?;

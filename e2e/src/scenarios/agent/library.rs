@@ -255,7 +255,7 @@ fn without_free_memory(line: &str) -> String {
 }
 
 /// Builds the program and links the simulated driver under its usual names in one directory.
-fn build(harness: &Harness) -> Result<PathBuf> {
+pub(super) fn build(harness: &Harness) -> Result<PathBuf> {
     let folder = harness.state("tenant")?;
     let driver = harness.for_containers("libsimulated_driver.so")?;
     fs::copy(&driver, folder.join("libcuda.so.1"))?;
@@ -276,7 +276,7 @@ fn build(harness: &Harness) -> Result<PathBuf> {
 }
 
 /// Mounts the program, the driver, a simulated GPU and the host's C library into a pod.
-fn on_simulated_gpu(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
+pub(super) fn on_simulated_gpu(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let state = stage.harness.state(&format!("tenant-{name}"))?;
     let folders = [

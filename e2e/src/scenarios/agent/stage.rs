@@ -1,6 +1,6 @@
 //! A cluster with a node and its agent.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -11,7 +11,7 @@ use kube::{
 use tessera_cluster::Binding;
 use tessera_core::{
     gpu::{Gpu, Health},
-    grant::{ContainerGrant, Hold},
+    grant::ContainerGrant,
     node,
     topology::{Link, PcieLevel, Topology},
     units::{GpuIndex, MiB, MilliCpu},
@@ -24,7 +24,7 @@ use tessera_wire::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};
+use crate::harness::{Cluster, Component, Harness, KUBELET_ROOT, Parts, RealNode, deploy};
 
 /// The GPU with the UUID of the simulated driver's GPU.
 pub(super) const SIMULATED: u8 = 7;
@@ -35,6 +35,13 @@ pub(super) const SOON: Duration = Duration::from_secs(60);
 /// Service account of the agent in `deploy/agent`.
 const ACCOUNT: &str = "tessera-agent";
 
+/// Flag that adds HAMi's dialect to those of the agent, and the devices per GPU that follow from it.
+pub(in crate::scenarios) const HAMI: &str = "--dialects=hami";
+const SLOTS: u16 = 10;
+
+/// Flag of an agent that serves claims only.
+const CLAIMS: &str = "--offer=dra";
+
 /// Address of the agent's pages inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
 
@@ -43,11 +50,17 @@ pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) agent: Component,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
-    /// File that describes the GPUs.
+    /// File that describes the simulated GPUs.
     pub(super) gpus: PathBuf,
     pub(super) grants: PathBuf,
     pub(super) pod_resources: PodResources,
+    /// Devices of `nvidia.com/gpu` per GPU, if the agent serves HAMi's dialect.
+    pub(super) slots: Option<u16>,
+    offered: Offered,
 }
+
+/// Resources of a node without pods, with their amounts.
+pub(in crate::scenarios) type Offered = Vec<(&'static str, String)>;
 
 impl Stage {
     pub(in crate::scenarios) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
@@ -55,8 +68,47 @@ impl Stage {
     }
 
     /// Starts the agent with more flags.
-    pub(super) async fn start_with(harness: &Harness, registration: &str, flags: &[String]) -> Result<Self> {
-        let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
+    pub(in crate::scenarios) async fn start_with(
+        harness: &Harness,
+        registration: &str,
+        flags: &[String],
+    ) -> Result<Self> {
+        let gpus = harness.state("gpus")?.join("gpus.json");
+        fs::write(&gpus, inventory::print(&eight_gpus()))?;
+        let more = [format!("--gpus=simulated:{}", gpus.display()), format!("--registration={registration}")];
+        Self::launch(harness, gpus, offered(8, 81_920), &[flags, &more].concat()).await
+    }
+
+    /// Starts the agent with the GPUs of this host.
+    pub(in crate::scenarios) async fn start_on_host(
+        harness: &Harness,
+        offered: Offered,
+        flags: &[String],
+    ) -> Result<Self> {
+        Self::launch(harness, PathBuf::new(), offered, flags).await
+    }
+
+    /// Starts an agent that serves claims only, with kube-scheduler and the controllers that claims need.
+    pub(in crate::scenarios) async fn start_with_claims(harness: &Harness) -> Result<Self> {
+        let gpus = harness.state("gpus")?.join("gpus.json");
+        fs::write(&gpus, inventory::print(&eight_gpus()))?;
+        let flags = [format!("--gpus=simulated:{}", gpus.display()), CLAIMS.to_owned()];
+        Self::launch(harness, gpus, Vec::new(), &flags).await
+    }
+
+    async fn launch(
+        harness: &Harness,
+        gpus: PathBuf,
+        mut offered: Offered,
+        flags: &[String],
+    ) -> Result<Self> {
+        let slots = flags.iter().any(|flag| flag == HAMI).then_some(SLOTS);
+        for (_, amount) in offered.iter_mut().filter(|(resource, _)| *resource == "nvidia.com/gpu") {
+            *amount = (amount.parse::<u16>()? * slots.unwrap_or(1)).to_string();
+        }
+        let has_claims = flags.iter().any(|flag| flag == CLAIMS);
+        let parts = Parts { scheduler: has_claims, controllers: has_claims };
+        let cluster = Cluster::start(harness, parts).await?;
         // The node copies the mounts that exist when it starts.
         let grants = harness.state("grants")?;
         let mounted = harness
@@ -67,11 +119,19 @@ impl Stage {
             .output()?;
         ensure!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
         let node = cluster.add_node(1).await?;
-        let gpus = harness.state("gpus")?.join("gpus.json");
-        fs::write(&gpus, inventory::print(&eight_gpus()))?;
         cluster.create_shipped("agent/rbac.yaml").await?;
         cluster.create_shipped("agent/admission-policy.yaml").await?;
         cluster.create_shipped("agent/pod-policy.yaml").await?;
+        let mut kubelet_root = node.kubelet_root();
+        if has_claims {
+            cluster.create_shipped("agent-dra/dra.yaml").await?;
+            // The kubelet opens the socket of the driver at the path that the agent names.
+            kubelet_root = PathBuf::from(KUBELET_ROOT);
+            fs::create_dir_all(&kubelet_root)?;
+            let mut mount = Command::new("mount");
+            let mounted = mount.arg("--bind").arg(node.kubelet_root()).arg(&kubelet_root).output()?;
+            ensure!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+        }
         let kubeconfig = cluster.service_account_kubeconfig("kube-system", ACCOUNT, Some(&node.name)).await?;
         let program = harness
             .tessera()?
@@ -83,11 +143,10 @@ impl Stage {
             ])
             .argument(format!("--node-name={}", node.name))
             .argument(format!("--kubeconfig={}", kubeconfig.display()))
-            .argument(format!("--gpus=simulated:{}", gpus.display()))
             .argument(format!("--grants={}", grants.display()))
             .argument(format!("--library={}", harness.for_containers("libtessera.so")?.display()))
-            .argument(format!("--kubelet-root={}", node.kubelet_root().display()))
-            .argument(format!("--registration={registration}"))
+            .argument(format!("--kubelet-root={}", kubelet_root.display()))
+            .argument(format!("--cdi-directory={}", node.cdi().display()))
             // Processes of the enclosure, which include those of the containers.
             .argument("--proc-root=/proc")
             // The scenario rights reads pages with tokens.
@@ -107,6 +166,8 @@ impl Stage {
             gpus,
             grants,
             pod_resources,
+            slots,
+            offered,
         };
         stage.wait_until_served().await?;
         harness.note("the agent offers its GPUs");
@@ -114,15 +175,8 @@ impl Stage {
     }
 
     /// Waits until the kubelet offers all resources.
-    pub(super) async fn wait_until_served(&self) -> Result<()> {
-        let expected = [
-            ("nvidia.com/gpu", "8"),
-            ("aliyun.com/gpu", "8"),
-            ("aliyun.com/gpu-mem", "640"),
-            ("tencent.com/vcuda-core", "800"),
-            ("tencent.com/vcuda-memory", "2560"),
-        ];
-        for (resource, amount) in expected {
+    pub(in crate::scenarios) async fn wait_until_served(&self) -> Result<()> {
+        for (resource, amount) in &self.offered {
             self.wait_for_allocatable(resource, amount).await?;
         }
         // The node's status may still be that of a killed agent.
@@ -140,7 +194,11 @@ impl Stage {
             .await
     }
 
-    pub(super) async fn wait_for_allocatable(&self, resource: &str, amount: &str) -> Result<()> {
+    pub(in crate::scenarios) async fn wait_for_allocatable(
+        &self,
+        resource: &str,
+        amount: &str,
+    ) -> Result<()> {
         self.harness
             .wait_for(&format!("{amount} of {resource} to be allocatable"), SOON, async || {
                 let found = self.node.allocatable(&self.cluster, resource).await?;
@@ -150,7 +208,7 @@ impl Stage {
             .await
     }
 
-    pub(super) async fn node_object(&self) -> Result<Node> {
+    pub(in crate::scenarios) async fn node_object(&self) -> Result<Node> {
         let nodes: Api<Node> = Api::all(self.cluster.client());
         Ok(nodes.get(&self.node.name).await?)
     }
@@ -207,11 +265,11 @@ impl Stage {
             let Some((_, gpus)) = grants.iter().find(|(container, _)| *container == claim.container) else {
                 continue;
             };
-            let hold = Hold::of(claim.request);
+            let gpus = gpus.iter().copied().map(GpuIndex).collect();
             granted.push(ContainerGrant {
                 container: claim.container.clone(),
                 role: claim.role,
-                holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+                holds: core_node()?.holds(claim.request, gpus),
             });
         }
         let annotations = grant::annotations(&pod.spec, &granted, &core_node()?, MemoryUnit::GiB, 1)?;
@@ -307,11 +365,23 @@ impl Stage {
     }
 
     /// Returns a page of the agent.
-    pub(super) async fn page(&self, path: &str) -> Result<String> {
+    pub(in crate::scenarios) async fn page(&self, path: &str) -> Result<String> {
         let (head, body) = fetch(PAGES, path).await?;
         ensure!(head.contains(" 200 "), "{path} answers {head:?} {body:?}");
         Ok(body)
     }
+}
+
+/// Returns what a node offers with GPUs of so much memory each.
+pub(in crate::scenarios) fn offered(gpu_count: u64, memory_mib: u64) -> Offered {
+    let amounts = [
+        ("nvidia.com/gpu", gpu_count),
+        ("aliyun.com/gpu", gpu_count),
+        ("aliyun.com/gpu-mem", gpu_count * (memory_mib / 1024)),
+        ("tencent.com/vcuda-core", gpu_count * 100),
+        ("tencent.com/vcuda-memory", gpu_count * memory_mib / 256),
+    ];
+    amounts.map(|(resource, amount)| (resource, amount.to_string())).to_vec()
 }
 
 /// Returns head and body of an answer.
@@ -366,6 +436,7 @@ pub(in crate::scenarios) fn eight_gpus() -> inventory::Inventory {
         gpus: (0..8).map(gpu).collect(),
         topology: topology.with_numa(&numa),
         memory_unit: MemoryUnit::GiB,
+        nvidia_slots: None,
     }
 }
 

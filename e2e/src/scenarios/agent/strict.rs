@@ -26,7 +26,6 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     stage.agent.start_again_with(&[
         "--device-list-strategy=cdi-cri".to_owned(),
         format!("--cdi-kind={KIND}"),
-        format!("--cdi-directory={}", stage.node.cdi().display()),
         "--on-escape=kill".to_owned(),
     ])?;
     stage.wait_until_served().await?;

@@ -84,6 +84,16 @@ fn containers() -> Vec<(Value, String)> {
         let text = format!("container main: a volume at {path} would cover the files");
         all.push((json!({ "volumeMounts": [{ "name": "v", "mountPath": path }] }), text));
     }
+    for limits in [
+        json!({ "aliyun.com/gpu-mem": "4" }),
+        json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" }),
+        json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50" }),
+        json!({ "nvidia.com/gpu": "1", "nvidia.com/gpucores": "30" }),
+    ] {
+        let added =
+            json!({ "env": [{ "name": "LD_PRELOAD", "value": "all" }], "resources": { "limits": limits } });
+        all.push((added, "container main: env LD_PRELOAD would change which GPUs or libraries".to_owned()));
+    }
     let privileged = json!({ "securityContext": { "privileged": true } });
     all.push((privileged, "container main: securityContext.privileged opens every GPU".to_owned()));
     all

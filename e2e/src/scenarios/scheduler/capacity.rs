@@ -10,9 +10,7 @@ use kube::{
 };
 
 use super::{
-    SOON, Site,
-    dialects::make_priorities,
-    front::Front,
+    SOON, Scheduling, Site,
     pods::with_priority,
     together::{ending, staying},
 };
@@ -35,13 +33,8 @@ const UNUSED: [i64; 5] = [8, 8, 640, 800, 2560];
 
 pub(crate) async fn run(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
-    let site = Site::of(&harness, stage.cluster.clone()).await?;
-    make_priorities(&site).await?;
-    let replica = site.replica("tessera-scheduler", None)?;
-    site.ready(&replica).await?;
-    let front = Front::start(vec![replica.addresses]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front).await?;
-    let capacity = Capacity { stage, site };
+    let scheduling = Scheduling::start(&harness, stage.cluster.clone()).await?;
+    let capacity = Capacity { stage, site: &scheduling.site };
     capacity.a_share_of_memory_takes_one_gpu().await?;
     capacity.restarts_change_nothing().await?;
     capacity.victims_are_found().await?;
@@ -49,12 +42,12 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     capacity.gpus_change_hands().await
 }
 
-struct Capacity {
+struct Capacity<'a> {
     stage: Stage,
-    site: Site,
+    site: &'a Site,
 }
 
-impl Capacity {
+impl Capacity<'_> {
     async fn start(&self, pod: Pod) -> Result<()> {
         self.site.make(&pod).await?;
         let name = pod.metadata.name.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A proxy in front of the API server that can hold a Binding before it arrives, or hold its
-//! answer.
+//! A proxy in front of the API server that can hold a Binding before it arrives, hold its answer, or hold the second
+//! write of a corrected claim.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use tokio::{net::TcpListener, sync::Notify};
 
 use super::Site;
 
-/// When a Binding is held.
+/// What is held.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Hold {
     Nothing = 0,
@@ -30,6 +30,8 @@ pub(super) enum Hold {
     Before = 1,
     /// The Binding is executed, but its answer does not arrive.
     After = 2,
+    /// The allocation of a claim does not arrive, after the old one was cleared.
+    Allocation = 3,
 }
 
 pub(super) struct Gate {
@@ -66,24 +68,31 @@ impl Gate {
         self.shared.hold.store(hold as u8, Ordering::SeqCst);
     }
 
-    /// Waits until a Binding is held.
+    /// Waits until a request is held.
     pub(super) async fn held(&self) {
         self.shared.held.notified().await;
     }
 }
 
 async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    let is_binding = request.uri().path().ends_with("/binding");
-    let hold = if is_binding { shared.hold.load(Ordering::SeqCst) } else { 0 };
-    if hold == Hold::Before as u8 {
+    let hold = shared.hold.load(Ordering::SeqCst);
+    let path = request.uri().path().to_owned();
+    let is_binding = path.ends_with("/binding");
+    if is_binding && hold == Hold::Before as u8 {
         shared.held.notify_one();
         return std::future::pending().await;
     }
     let (mut parts, body) = request.into_parts();
     parts.headers.remove("host");
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap_or_default().to_vec();
+    let is_claim_status = path.contains("/resourceclaims/") && path.ends_with("/status");
+    let is_allocation = || String::from_utf8_lossy(&body).contains("\"allocationTimestamp\"");
+    if hold == Hold::Allocation as u8 && is_claim_status && is_allocation() {
+        shared.held.notify_one();
+        return std::future::pending().await;
+    }
     let forwarded = shared.client.send(Request::from_parts(parts, body.into())).await;
-    if hold == Hold::After as u8 {
+    if is_binding && hold == Hold::After as u8 {
         shared.held.notify_one();
         return std::future::pending().await;
     }

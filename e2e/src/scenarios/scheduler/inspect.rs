@@ -45,13 +45,13 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
 }
 
 /// A kubectl with the plugins of this build on its path.
-struct Kubectl {
+pub(super) struct Kubectl {
     folder: PathBuf,
     admin: PathBuf,
 }
 
 impl Kubectl {
-    fn install(site: &Site) -> Result<Self> {
+    pub(super) fn install(site: &Site) -> Result<Self> {
         let folder = site.harness.state("plugins")?;
         let built = std::env::current_exe()?;
         for (name, program) in PLUGINS {
@@ -62,19 +62,26 @@ impl Kubectl {
         Ok(Self { folder, admin: site.cluster.kubeconfig("admin", "system:masters")? })
     }
 
+    /// Returns the output for the administrator, whatever the exit code.
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<Output> {
+        self.run_as(&self.admin, arguments)
+    }
+
     fn run_as(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Output> {
+        self.command(kubeconfig, arguments)?.output().context("cannot run kubectl")
+    }
+
+    /// Returns a call of kubectl.
+    pub(super) fn command(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Command> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::iter::once(self.folder.clone()).chain(std::env::split_paths(&path));
-        Command::new("kubectl")
-            .args(arguments)
-            .env("PATH", std::env::join_paths(folders)?)
-            .env("KUBECONFIG", kubeconfig)
-            .output()
-            .context("cannot run kubectl")
+        let mut command = Command::new("kubectl");
+        command.args(arguments).env("PATH", std::env::join_paths(folders)?).env("KUBECONFIG", kubeconfig);
+        Ok(command)
     }
 
     /// Returns the output for the administrator.
-    fn text(&self, arguments: &[&str]) -> Result<String> {
+    pub(super) fn text(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run_as(&self.admin, arguments)?;
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "kubectl {arguments:?}: {errors}");

@@ -281,5 +281,5 @@ fn named(name: &str, compute_percent: u64) -> Pod {
 fn shipped_configuration() -> Result<String> {
     let text = fs::read_to_string(deploy().join(FILE)).context(FILE)?;
     let block = text.split_once("configuration.yaml: |\n").context("no configuration")?.1;
-    Ok(block.lines().map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or(line))).collect())
+    Ok(block.lines().map_while(|line| Some(format!("{}\n", line.strip_prefix("    ")?))).collect())
 }

@@ -30,10 +30,10 @@ const MAX_PODS_AT_ONCE: usize = 2_500;
 const KILL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Random numbers that are the same in every run.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

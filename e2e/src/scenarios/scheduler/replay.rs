@@ -21,7 +21,10 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use tessera_cluster::LeanPod;
-use tessera_core::{request::Request, units::Percent};
+use tessera_core::{
+    request::{Request, Share},
+    units::Percent,
+};
 use tessera_sim::cluster::{Experiment, WorkloadKnowledge, pod::SimPod, trace};
 
 use super::{
@@ -71,6 +74,7 @@ fn experiment() -> Result<Experiment> {
         pods,
         fill: FILL,
         target: WorkloadKnowledge::Learned,
+        sample: None,
     })
 }
 
@@ -137,13 +141,13 @@ fn request(number: usize, pod: &SimPod) -> Pod {
     let (cpu, memory) = (format!("{}m", pod.request.cpu.0), format!("{}Mi", pod.request.memory.0));
     let mut resources = vec![("cpu", cpu), ("memory", memory)];
     match pod.request.containers.first().and_then(|container| container.request) {
-        Some(Request::Share { compute_percent: Percent(percent), .. }) => {
+        Some(Request::Share(Share { compute_percent: Percent(percent), .. })) => {
             let memory = u64::from(percent) * GPU_MEMORY_MIB / 256 / 100;
             resources.push(("tencent.com/vcuda-core", percent.to_string()));
             resources.push(("tencent.com/vcuda-memory", memory.max(1).to_string()));
         }
         Some(Request::Whole(count)) => resources.push(("nvidia.com/gpu", count.to_string())),
-        Some(Request::Memory(_)) | None => {}
+        None => {}
     }
     let resources: Vec<(&str, &str)> =
         resources.iter().map(|(name, amount)| (*name, amount.as_str())).collect();

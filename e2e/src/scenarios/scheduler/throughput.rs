@@ -2,7 +2,7 @@
 //! pods on the same nodes.
 
 mod contender;
-mod measure;
+pub(super) mod measure;
 mod requests;
 
 use anyhow::{Context, Result, ensure};
@@ -68,7 +68,7 @@ async fn compare(
     let mut results: Vec<(&Contender, PodKind, Measured)> = Vec::new();
     for round in 0..rounds {
         for kind in PodKind::ALL {
-            for contender in contenders {
+            for contender in contenders.iter().filter(|contender| contender.is_measured(kind)) {
                 let name = format!("{}-{kind}-{size}-{round}", contender.name);
                 let measured = measure(site, contender, kind, &name, pods).await?;
                 site.harness.note(&format!("{kind} pods, {}: {measured}", contender.name));
@@ -85,7 +85,7 @@ async fn compare(
         let rate = |contender| mean(contender, |measured| measured.rate);
         let cpu = |contender| mean(contender, Measured::scheduling_cpu);
         let stock = &contenders[0];
-        for contender in contenders {
+        for contender in contenders.iter().filter(|contender| contender.is_measured(kind)) {
             let cpu_factor = cpu(contender) / cpu(stock);
             let line = format!(
                 "{size} nodes, {kind} pods, {}: {:.0} pods/s, {:.0} % of stock; CPU of scheduling {cpu_factor:.2} times stock",

@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use super::{
-    SOON, Site,
-    dialects::make_priorities,
-    front::{self, Front},
+    SOON, Scheduling, Site, front,
     pods::{annotation, with_priority},
 };
 use crate::{
@@ -20,29 +18,24 @@ use crate::{
 
 pub(crate) async fn run(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
-    let site = Site::of(&harness, stage.cluster.clone()).await?;
-    make_priorities(&site).await?;
-    let replica = site.replica("tessera-scheduler", None)?;
-    site.ready(&replica).await?;
-    let front = Front::start(vec![replica.addresses]).await?;
-    let _kube_scheduler = site.kube_scheduler(&front).await?;
-    let together = Together { stage, site };
+    let scheduling = Scheduling::start(&harness, stage.cluster.clone()).await?;
+    let together = Together { stage, site: &scheduling.site };
     together.every_dialect().await?;
     together.the_pair_is_the_linked_one().await?;
     together.a_finished_pod_leaves_its_gpus().await?;
     together.a_higher_priority_gets_a_fraction().await?;
     together.a_bypass_is_counted().await?;
-    let metrics = front::get(replica.addresses.pages, "/metrics").await.unwrap_or_default();
+    let metrics = front::get(scheduling.replica.addresses.pages, "/metrics").await.unwrap_or_default();
     ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
     Ok(())
 }
 
-struct Together {
+struct Together<'a> {
     stage: Stage,
-    site: Site,
+    site: &'a Site,
 }
 
-impl Together {
+impl Together<'_> {
     /// Creates a pod that keeps running, and returns it with its log when it runs.
     async fn start(&self, name: &str, asked: &[(&str, &str)]) -> Result<(Pod, String)> {
         self.site.make(&staying(name, asked)).await?;

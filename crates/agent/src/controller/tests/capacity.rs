@@ -80,16 +80,21 @@ fn obtainable(resource: Resource, state: &NodeState, gpu: GpuIndex) -> u64 {
 }
 
 fn any_held() -> impl Strategy<Value = Held> {
-    let dialect = prop::sample::select(Dialect::ALL.to_vec());
-    (dialect, 0..GPU_COUNT, 1..=100u32, 1..=16u64).prop_map(|(dialect, gpu, percent, gib)| {
-        let hold = match dialect {
-            Dialect::Nvidia | Dialect::Gputopology => Hold::Whole,
-            Dialect::Gpushare => Hold::Share { compute_percent: Percent::ZERO, memory: MiB(gib * 1024) },
-            Dialect::Vcuda if percent == 100 => Hold::Whole,
-            Dialect::Vcuda => Hold::Share { compute_percent: Percent(percent), memory: MiB(gib * 768) },
-        };
-        (dialect, GpuIndex(gpu), hold)
-    })
+    let unsplit = Dialect::ALL.into_iter().filter(|dialect| *dialect != Dialect::Hami);
+    (prop::sample::select(unsplit.collect::<Vec<_>>()), 0..GPU_COUNT, 1..=100u32, 1..=16u64).prop_map(
+        |(dialect, gpu, percent, gib)| {
+            let hold = match dialect {
+                Dialect::Nvidia | Dialect::Gputopology => Hold::Whole,
+                Dialect::Gpushare => Hold::Share { compute_percent: Percent::ZERO, memory: MiB(gib * 1024) },
+                Dialect::Vcuda if percent == 100 => Hold::Whole,
+                Dialect::Vcuda => Hold::Share { compute_percent: Percent(percent), memory: MiB(gib * 768) },
+                Dialect::Hami => {
+                    Hold::Share { compute_percent: Percent(percent / 3), memory: MiB(gib * 500) }
+                }
+            };
+            (dialect, GpuIndex(gpu), hold)
+        },
+    )
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! Annotations, limits and kubelet agree after any order of events.
 
 use proptest::prelude::*;
-use tessera_wire::kubelet::device_id::Resource;
+use tessera_wire::{foreign::dialect::Dialect, kubelet::device_id::Resource};
 
 use super::world::{World, pod, share};
 use crate::controller::Event;
@@ -23,7 +23,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..4u8, 1..8u8, proptest::option::of(0..4u8)).prop_map(|(kind, size, gpu)| Step::Create(kind, size, gpu)),
+        4 => (0..6u8, 1..8u8, proptest::option::of(0..4u8)).prop_map(|(kind, size, gpu)| Step::Create(kind, size, gpu)),
         6 => (0..8usize).prop_map(Step::Admit),
         6 => (0..8usize).prop_map(Step::Start),
         2 => (0..8usize, any::<bool>()).prop_map(|(number, is_reported)| Step::End(number, is_reported)),
@@ -38,8 +38,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_gpu_is_overbooked_and_all_records_agree(steps in prop::collection::vec(step(), 1..40), seed in 0..1000u64) {
+    fn no_gpu_is_overbooked_and_all_records_agree(
+        steps in prop::collection::vec(step(), 1..40),
+        seed in 0..1000u64,
+        has_parts in any::<bool>(),
+    ) {
         let mut world = World::new();
+        if has_parts {
+            world.settings.dialects = Dialect::ALL.to_vec();
+            world.restart_agent();
+        }
         world.seed(seed);
         let mut count = 0;
         for step in steps {
@@ -51,7 +59,15 @@ proptest! {
             match step {
                 Step::Create(kind, size, gpu) => {
                     count += 1;
+                    let parts = |gpus: u8| {
+                        let amounts = [gpus, size, size * 8].map(u64::from);
+                        let names = ["nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"];
+                        let scaled = [amounts[0], amounts[1] * 1500, amounts[2]].map(|amount| amount.to_string());
+                        names.into_iter().zip(scaled).collect::<Vec<_>>()
+                    };
+                    let count_of_parts = size % 3 + 1;
                     let limits = match kind {
+                        4 | 5 if has_parts => parts(count_of_parts),
                         0 => share(u32::from(size) * 10, u64::from(size)),
                         1 => vec![("aliyun.com/gpu-mem", size.to_string())],
                         2 => vec![("aliyun.com/gpu", (size % 3 + 1).to_string())],
@@ -59,9 +75,18 @@ proptest! {
                     };
                     let whole = kind == 2;
                     let name = format!("p{count}");
-                    let pod = pod(&name, &name, &[("main", limits)]);
-                    let gpus = gpu.filter(|_| !whole).map(|gpu| vec![gpu]);
-                    let grants = gpus.as_ref().map(|gpus| [("main", gpus.as_slice())]);
+                    let is_split = kind >= 4 && has_parts;
+                    let mut containers = vec![("main", limits)];
+                    if kind == 5 && is_split {
+                        containers.extend([("init-load", parts(count_of_parts)), ("side-car", parts(1))]);
+                    }
+                    let pod = pod(&name, &name, &containers);
+                    let granted = if is_split { count_of_parts } else { 1 };
+                    let gpus = gpu.filter(|_| !whole);
+                    let gpus = gpus.map(|gpu| (0..granted).map(|more| (gpu + more) % 4).collect::<Vec<u8>>());
+                    let grants = gpus.as_ref().map(|gpus| {
+                        [("main", gpus.as_slice()), ("init-load", gpus.as_slice()), ("side-car", &gpus[..1])]
+                    });
                     world.bind(pod, grants.as_ref().map_or(&[][..], |grants| &grants[..]));
                 }
                 Step::Admit(number) if world.api_is_up => {

@@ -13,10 +13,17 @@ use tessera_node::{
     gpus::{DiscoveredGpus, Incident, IncidentKind},
     pod_resources::{ContainerDevices, PodDevices},
 };
-use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
+use tessera_wire::{
+    foreign::{
+        dialect::{Dialect, hami},
+        objects::Pod,
+    },
+    kubelet::device_id::Resource,
+    tessera::gpu_wishes,
+};
 
 use super::world::{found, settings};
-use crate::controller::{Action, Agent, CallId, Event, EventTime, ShellError, WriteError};
+use crate::controller::{Action, Agent, AgentSettings, CallId, Event, EventTime, ShellError, WriteError};
 
 fn resource() -> impl Strategy<Value = Resource> {
     prop::sample::select(Resource::ALL.to_vec())
@@ -42,13 +49,25 @@ fn ids() -> impl Strategy<Value = Vec<String>> {
 
 fn pod() -> impl Strategy<Value = Pod> {
     let amounts = ["0", "1", "2", "30", "100", "150", "18446744073709551615", "x"];
-    let limits = || {
+    let names: Vec<&str> = Resource::ALL.map(Resource::name).into_iter().chain(hami::PER_GPU).collect();
+    let limits = move || {
         prop::collection::btree_map(
-            resource().prop_map(Resource::name),
+            prop::sample::select(names.clone()),
             prop::sample::select(amounts.to_vec()),
             0..3,
         )
     };
+    let wishes = prop::collection::btree_map(
+        prop::sample::select(gpu_wishes::KEYS.to_vec()),
+        prop::sample::select(vec![
+            "true",
+            "spread,numa",
+            "GPU-00000002-0000-4000-8000-000000000000",
+            ",",
+            "",
+        ]),
+        0..3,
+    );
     let grant = prop::sample::select(vec![
         "{}",
         "x",
@@ -56,8 +75,10 @@ fn pod() -> impl Strategy<Value = Pod> {
         r#"{"main":[{"uuid":"GPU-00000002-0000-4000-8000-000000000000","index":0,"compute_percent":100}],"init":[]}"#,
     ]);
     let phase = prop::sample::select(vec!["Pending", "Running", "Failed", ""]);
-    (0..4u8, limits(), limits(), prop::option::of(grant), phase, any::<bool>()).prop_map(|(name, main, init, grant, phase, started)| {
-        let annotations: BTreeMap<&str, &str> = grant.map(|grant| ("tessera.dev/grant", grant)).into_iter().collect();
+    let annotations = (prop::option::of(grant), wishes);
+    (0..4u8, limits(), limits(), annotations, phase, any::<bool>()).prop_map(|(name, main, init, annotations, phase, started)| {
+        let (grant, mut annotations): (_, BTreeMap<&str, &str>) = annotations;
+        annotations.extend(grant.map(|grant| ("tessera.dev/grant", grant)));
         serde_json::from_value(json!({
             "metadata": { "name": format!("p{}", name % 3), "namespace": "team", "uid": format!("u{name}"), "annotations": annotations },
             "spec": {
@@ -140,8 +161,9 @@ proptest! {
         events in prop::collection::vec((event(), 0..2000u64), 1..30),
         lists in prop::collection::vec(listed(), 1..4),
         reads in prop::collection::vec(pod(), 0..4),
+        dialects in prop::sample::select(vec![settings().dialects, Dialect::ALL.to_vec()]),
     ) {
-        let mut agent = Agent::new(settings());
+        let mut agent = Agent::new(AgentSettings { dialects, ..settings() });
         let (mut elapsed, mut asked, mut answered) = (Duration::ZERO, 0, BTreeSet::new());
         let ticks = (0..100).map(|_| (Event::Tick, 100));
         for (event, pause) in events.into_iter().chain(ticks) {

@@ -1,6 +1,7 @@
 //! One situation per test: a pod or two, and what must become of them.
 
 use tessera_node::gpus::{Incident, IncidentKind};
+use tessera_wire::foreign::objects::Node;
 
 use super::world::{World, found, pod, share};
 use crate::controller::{Event, LibraryError, WithoutLibrary};
@@ -283,6 +284,23 @@ fn a_reserved_gpu_is_not_given_to_a_pod_without_a_grant() {
     }
     let refused = world.run(pod("late", "late", &[("main", memory(1))]), &[]).unwrap_err().to_string();
     assert!(refused.contains("no GPU with 1024 MiB left"), "{refused}");
+}
+
+/// The scheduler does not choose a cordoned GPU. A pod with a `nodeName` bypasses it.
+#[test]
+fn a_cordoned_gpu_is_not_given_to_a_pod_without_a_grant() {
+    let mut world = World::new();
+    let cordoned: Vec<String> = found().gpus.iter().skip(1).map(|gpu| gpu.uuid.0.to_string()).collect();
+    let mut node = Node::default();
+    node.metadata.annotations.insert("tessera.dev/gpu-cordon".to_owned(), cordoned.join(","));
+    world.event(Event::Node(Box::new(node)));
+    world.run(pod("first", "first", &[("main", whole(1))]), &[]).unwrap();
+    assert_eq!(world.gpus_of("first", "main"), [0].into());
+    let refused = world.run(pod("late", "late", &[("main", memory(1))]), &[]).unwrap_err().to_string();
+    assert!(refused.contains("no GPU with 1024 MiB left"), "{refused}");
+    // The scheduler decided before the cordon.
+    world.run(pod("granted", "granted", &[("main", whole(1))]), &[("main", &[2])]).unwrap();
+    world.check();
 }
 
 #[test]

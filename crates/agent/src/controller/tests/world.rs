@@ -232,6 +232,12 @@ impl World {
                 self.offers = offers;
                 None
             }
+            Action::WriteSlice { .. }
+            | Action::PublishHealth(_)
+            | Action::ReadClaim(_)
+            | Action::StoreClaim(_)
+            | Action::RemoveClaim(..) => unreachable!("this world offers no claims"),
+            Action::Stop => unreachable!("this world does not stop its agent"),
             Action::Warn(warning) => {
                 self.warnings.push(warning.to_string());
                 None
@@ -277,7 +283,7 @@ impl World {
         let call = CallId(self.calls);
         self.event(event(call));
         // The agent retries undecided calls until they time out.
-        for _ in 0..100 {
+        for _ in 0..500 {
             if let Some(answer) = self.answers.remove(&call) {
                 return answer;
             }

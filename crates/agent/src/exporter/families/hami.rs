@@ -49,7 +49,7 @@ const SHARE_ROWS: [ShareRow; 5] = [
         "hami_vgpu_memory_limit_bytes",
         Some("vGPU_device_memory_limit_in_bytes"),
         "vGPU device memory limit in bytes",
-        |share, gpu| share.hold.map(|hold| granted(hold, gpu).1).into(),
+        |share, gpu| share.memory_limit.or_else(|| share.hold.map(|hold| granted(hold, gpu).1)).into(),
     ),
     ("hami_container_device_memory_bytes", None, "Container device memory usage in bytes", |share, _| {
         share.used.into()

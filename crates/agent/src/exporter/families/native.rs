@@ -13,6 +13,7 @@ use tessera_wire::metrics::{
     MetricKind::{Counter, Gauge, Info},
     MetricsPage,
 };
+use tessera_wire::tessera::certificate_expiry;
 
 use super::{MetricsOptions, processes};
 use crate::exporter::Snapshot;
@@ -31,6 +32,13 @@ pub(super) fn write(snapshot: &Snapshot, options: &MetricsOptions, page: &mut Me
 fn about(snapshot: &Snapshot, options: &MetricsOptions, page: &mut MetricsPage) {
     page.family("tessera_agent_build_info", Info, "Version and node of the agent.")
         .sample(&Labels::new(&[("version", options.version), ("node", &snapshot.node)]), 1u64);
+    let ends: Vec<(String, u64)> =
+        snapshot.certificates.iter().map(|end| (end.role.to_string(), end.unix_seconds)).collect();
+    certificate_expiry::write(
+        page,
+        &Labels::new(&[("node", &snapshot.node)]),
+        ends.iter().map(|(role, end)| (role.as_str(), *end)),
+    );
     let sources = &snapshot.sources;
     let mut up = page.family(
         "tessera_exporter_source_up",

@@ -72,9 +72,12 @@ impl Snapshot {
 /// Returns a container with its grants.
 fn granted_container(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) {
     let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
+    let limit =
+        |index: u8| held.memory_limits.iter().find(|(gpu, _)| *gpu == index).map(|(_, limit)| limit.0);
     let share = |(gpu, hold): &(u8, Hold)| ShareSnapshot {
         gpu: usize::from(*gpu),
         hold: Some(*hold),
+        memory_limit: limit(*gpu),
         ..ShareSnapshot::default()
     };
     let container = ContainerSnapshot {

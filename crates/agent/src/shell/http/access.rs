@@ -76,6 +76,14 @@ impl PagesAccess {
         }
     }
 
+    /// Returns the certificate of the listener, if it has one.
+    pub(super) fn certificate(&self) -> Option<Tls> {
+        match self {
+            Self::Open => None,
+            Self::Authenticated(pages) => Some(pages.tls.clone()),
+        }
+    }
+
     /// Returns the certificate of the listener, and the router with a check of each request.
     pub(super) fn protect(self, router: Router) -> (Router, Option<Tls>) {
         let Self::Authenticated(pages) = self else { return (router, None) };

@@ -19,7 +19,9 @@ pub(in crate::shell) async fn serve(
     sampler: Arc<Sampler>,
     stop: CancellationToken,
 ) {
-    if let Err(error) = display_socket::serve(&path, Pages { messages, sampler }, stop).await {
+    if let Err(error) =
+        display_socket::serve(&path, Pages { messages, sampler, certificate: None }, stop).await
+    {
         tracing::error!(
             socket = %path.display(), %error,
             "cannot serve gpu-manager's interface; its readers get no answer until the agent restarts"

@@ -19,6 +19,9 @@ const IDLE_WATTS: f64 = 60.0;
 /// Power draw of a fully busy GPU.
 const FULL_WATTS: f64 = 400.0;
 
+/// Busy time from which a GPU draws as much power as it may.
+const POWER_LIMIT_PERCENT: u32 = 97;
+
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -95,12 +98,22 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], interval: SampleInterval, meter
             uncorrected_errors_ever: Some(0),
             corrected_errors: Some(0),
             corrected_errors_ever: Some(0),
-            clock_events: Some(u64::from(busy == 0)),
+            clock_events: Some(clock_events(busy)),
             remapped_rows: Some(RemappedRows::default()),
             nvlink: Some(0),
             profile: Some(profile(f64::from(busy) / 100.0)),
         },
         instances: Vec::new(),
+    }
+}
+
+/// Returns the reasons that limit the clocks, in the bits of NVML. A GPU without work is idle, and one that is busy
+/// for nearly all of the time reaches its power limit.
+fn clock_events(busy_percent: u32) -> u64 {
+    match busy_percent {
+        0 => 0x1,
+        1..POWER_LIMIT_PERCENT => 0,
+        _ => 0x4,
     }
 }
 
@@ -165,6 +178,16 @@ mod tests {
         assert_eq!(sampled.memory.map(|memory| memory.used), Some((1 << 30) + CONTEXT_BYTES));
         assert_eq!((sampled.work.gpu, sampled.work.seconds()), (Some(0.4), 2.0));
         assert_eq!(sampled.energy, Some(2 * (60_000 + 136_000)));
+    }
+
+    #[test]
+    fn clocks_are_limited_on_idle_and_on_fully_busy_gpus() {
+        let events = |percent: u32| {
+            let text = format!(r#"{{"pid":1,"gpu":0,"busyPercent":{percent}}}"#);
+            let sampled = sample(&gpu(0), &parse(&text), SampleInterval::default(), &mut Meters::new());
+            sampled.sensors.clock_events
+        };
+        assert_eq!((events(0), events(60), events(100)), (Some(1), Some(0), Some(4)));
     }
 
     #[test]

@@ -39,14 +39,18 @@ function refusals(groups, all, title) {
 /** Shows what kube-scheduler itself says about a pod that waits. Its word comes first. */
 function verdict(found) {
   const report = found.kubeScheduler;
-  if (!report) return h("p", { class: "lead" }, t("explain.unreported"));
+  const kept = found.reservation;
+  if (kept && !report) return h("p", { class: "lead" }, kept);
+  if (!report) return !found.gang && h("p", { class: "lead" }, t("explain.unreported"));
   return h("p", { class: "lead verdict" }, h("strong", {}, "kube-scheduler: "), report.message || report.reason,
-    report.since && h("span", { class: "muted" }, ` (${t("explain.since", { when: moment(report.since) })})`));
+    report.since && h("span", { class: "muted" }, ` (${t("explain.since", { when: moment(report.since) })})`),
+    kept && h("span", { class: "muted" }, ` · ${kept}`));
 }
 
 function summary(found) {
   const values = { n: count(found.wouldDo), all: count(found.checked) };
-  const key = found.waits ? "explain.would-do" : found.wouldDo > 0 ? "explain.fits" : "explain.nowhere";
+  const undecided = found.waits || found.unchecked?.length > 0;
+  const key = undecided ? "explain.would-do" : found.wouldDo > 0 ? "explain.fits" : "explain.nowhere";
   return h("p", { class: found.waits ? "" : "lead" }, t(key, values), " ", h("span", { class: "muted" }, t("explain.policy", { policy: found.policy })));
 }
 
@@ -62,14 +66,15 @@ export function explanation(found) {
   if (found.placedOn) return placement(found);
   return h("div", { class: "explanation" },
     found.waits && verdict(found),
+    found.gang && h("p", { class: "lead" }, found.gang),
     found.unserved?.length > 0 && h("p", { class: "warn" }, t("explain.unserved", { resources: found.unserved.join(", ") })),
     summary(found),
     found.unchecked?.length > 0 && h("p", { class: "muted" }, t("explain.unchecked", { constraints: found.unchecked.join(", ") })),
-    found.best.length > 0 && best(found.best, found.waits),
+    found.best.length > 0 && best(found.best, found.waits || found.unchecked?.length > 0),
     found.roomTotal > 0 && h("p", {}, t(found.roomOrMore ? "explain.roomOrMore" : "explain.room", { n: count(found.roomTotal) })),
     found.relief?.length > 0 && h("section", {}, h("h3", {}, t("explain.relief")),
       h("ul", { class: "plain" }, found.relief.map((one) => h("li", { "data-key": one.node }, nodeLink(one.node), ": ", one.pods.join(", "))))),
     found.smaller?.length > 0 && h("section", {}, h("h3", {}, t("explain.smaller")),
-      h("ul", { class: "plain" }, found.smaller.map((one) => h("li", { "data-key": one.request }, h("span", { class: "chip" }, one.request), " ", nodeLink(one.node))))),
+      h("ul", { class: "plain" }, found.smaller.map((one) => h("li", { "data-key": one.request }, h("span", { class: "chip whole" }, one.request), " ", nodeLink(one.node))))),
     found.refusals.length > 0 && refusals(found.refusals, found.checked, t(found.wouldDo > 0 ? "explain.refusals" : "explain.obstacles")));
 }

@@ -33,10 +33,14 @@ export function age(text) {
 }
 
 /** Describes the GPU request of a container. */
-export function ask({ gpus, compute, memoryMiB }) {
-  if (gpus !== undefined) return t("ask.gpus", { n: count(gpus) });
-  if (compute === undefined) return memory(memoryMiB);
-  return `${points(compute)} · ${memory(memoryMiB)}`;
+export function ask({ gpus, compute, memoryMiB, memoryPercent }) {
+  const isWhole = memoryMiB === undefined && memoryPercent === undefined;
+  if (isWhole) return t("ask.gpus", { n: count(gpus) });
+  const parts = gpus === undefined ? [] : [t("ask.each", { n: count(gpus) })];
+  if (compute !== undefined) parts.push(points(compute));
+  if (memoryMiB !== undefined) parts.push(memory(memoryMiB));
+  if (memoryPercent !== undefined) parts.push(t("ask.memory", { part: points(memoryPercent) }));
+  return parts.join(" · ");
 }
 
 const COLOURS = 12;

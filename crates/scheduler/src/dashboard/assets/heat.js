@@ -16,6 +16,14 @@ function isDark(colour) {
   return (0.299 * red + 0.587 * green + 0.114 * blue) * scale < 140;
 }
 
+/** Returns the number of characters that all names begin with, up to a separator, so that the rest tells nodes apart. */
+function commonStart(names) {
+  const [first = ""] = names;
+  let end = 0;
+  while (end < first.length && names.every((name) => name[end] === first[end])) end += 1;
+  return first.slice(0, end).search(/[^-._]*$/);
+}
+
 /** Creates the map. `update(groups)` paints new data. */
 export function heatMap(signal) {
   let groups = [];
@@ -45,8 +53,9 @@ export function heatMap(signal) {
       const across = Math.max(LEAST_GROUP, Math.min(columns, group.nodes.length) * step);
       if (left > 0 && left + across > wide) [left, top] = [0, bottom];
       titles.push([`${model(group.model)} (${count(group.nodes.length)})`, left, top + 13]);
+      const start = group.nodes.length > 1 ? commonStart(group.nodes.map(([name]) => name)) : 0;
       group.nodes.forEach(([name, percent, trouble], place) => {
-        squares.push({ name, percent, trouble, x: left + (place % columns) * step, y: top + line + Math.floor(place / columns) * step });
+        squares.push({ name, label: name.slice(start).slice(-5), percent, trouble, x: left + (place % columns) * step, y: top + line + Math.floor(place / columns) * step });
       });
       bottom = Math.max(bottom, top + line + Math.ceil(group.nodes.length / columns) * step + 10);
       left += across + 24;
@@ -68,10 +77,10 @@ export function heatMap(signal) {
       ink.fillStyle = paints[grade(square.percent)];
       ink.fillRect(square.x, square.y, size, size);
       if (size >= 34) {
-        // Large squares show the end of the name, which tells nodes apart.
+        // Large squares show what tells the nodes of a group apart.
         ink.fillStyle = isDark(paints[grade(square.percent)]) ? "#fff" : "#222";
         ink.font = `10px ${style.fontFamily}`;
-        ink.fillText(square.name.slice(-5), square.x + 3, square.y + size - 5, size - 6);
+        ink.fillText(square.label, square.x + 3, square.y + size - 5, size - 6);
       }
       if (square.trouble) {
         ink.strokeStyle = red;

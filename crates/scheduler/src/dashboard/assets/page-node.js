@@ -2,9 +2,9 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { colour, decimal, link, memory, model, percent, points } from "./format.js";
+import { decimal, link, memory, model, percent, points } from "./format.js";
 import { linkGraph, linkMatrix } from "./links.js";
-import { fills, troubles } from "./tile.js";
+import { fills, holderColour, holderName, nodeMarks, troubles } from "./tile.js";
 import { reason, t } from "./text.js";
 
 const EVERY = 3000;
@@ -40,7 +40,7 @@ function gpuCard(gpu, identity, used, chosen) {
     h("p", { class: "meter" }, h("span", {}, t("compute")), h("span", { class: "figure" }, points(gpu.computeHeld))),
     fills(gpu)[1],
     gpu.pods.length === 0 ? h("p", { class: "muted" }, t("node.free")) : h("ul", { class: "plain holders" }, gpu.pods.map((pod) => h("li", { "data-key": `${pod.namespace}/${pod.pod}` },
-      h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.pod) }, `${pod.namespace}/${pod.pod}`)),
+      h("span", { class: "name" }, h("span", { class: `dot ${holderColour(pod)}` }), pod.namespace ? h("a", { href: link("pod", pod.namespace, pod.pod) }, holderName(pod)) : h("span", {}, holderName(pod))),
       h("span", { class: "figure muted" }, `${pod.compute ? points(pod.compute) : t("pod.guaranteed")} · ${memory(pod.memoryMiB)}`)))),
     measured(used),
     h("p", { class: "muted small" }, identity.uuid));
@@ -76,7 +76,7 @@ export default function node({ parts: [name = ""], parameters, signal, redraw })
     draw(found) {
       const usageOf = (uuid) => used?.use?.gpus.find((gpu) => gpu.uuid === uuid);
       return [
-        h("div", { class: "page-head" }, h("h1", {}, found.name), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.gpuTotals.taken, found.gpuTotals.total))),
+        h("div", { class: "page-head" }, h("h1", {}, found.name), nodeMarks(found), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.gpuTotals.taken, found.gpuTotals.total))),
         found.problem && h("p", { class: "card bad" }, t("node.problem"), ": ", found.problem),
         !found.problem && found.gpus.length === 0 && h("p", { class: "card" }, t("node.nogpus")),
         found.gpus.length > 0 && h("section", { class: "card" }, facts(found), used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) }))),

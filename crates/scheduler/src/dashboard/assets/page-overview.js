@@ -18,13 +18,15 @@ function figure(title, value, note, { parts, whole, href, tone } = {}) {
 /** The four questions: what waits or is broken, who holds without use, how full it is. */
 function figures({ gpus, fragmentation, ...cluster }, waste) {
   const { left, useless } = fragmentation;
-  const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes;
+  const { notReadyNodes, cordonedNodes } = cluster;
+  const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes + notReadyNodes;
+  const withdrawn = notReadyNodes + cordonedNodes + gpus.cordoned > 0;
   const used = waste.usedGpus;
   return h("div", { class: "figures" },
     figure(t("over.waiting"), count(cluster.waitingPods), t("over.waiting.note", { n: count(cluster.placedPods) }),
       { href: link("pods", { state: "waiting" }), tone: cluster.waitingPods > 0 ? "warn" : "" }),
     figure(t("over.trouble"), count(trouble),
-      t("over.trouble.note", { unhealthy: count(gpus.unhealthy), overbooked: count(gpus.overbooked), unreadable: count(cluster.unreadableNodes) }),
+      t("over.trouble.note", { unhealthy: count(gpus.unhealthy), overbooked: count(gpus.overbooked), unreadable: count(cluster.unreadableNodes), down: count(notReadyNodes) }),
       { href: link("nodes", { state: "trouble" }), tone: trouble > 0 ? "bad" : "good" }),
     figure(t("over.idle"), count(waste.idlePods), t("over.idle.note", { gpus: decimal(waste.idleGpus) }),
       { href: link("waste", { state: "idle" }), tone: waste.idlePods > 0 ? "warn" : "good" }),
@@ -32,7 +34,8 @@ function figures({ gpus, fragmentation, ...cluster }, waste) {
       { parts: [["accent", gpus.taken]], whole: gpus.total }),
     figure(t("over.used"), used === undefined ? "–" : percent(used, gpus.total), used === undefined ? t("over.used.unknown") : t("over.used.note", { part: decimal(used), whole: decimal(gpus.taken) }),
       { parts: [["accent", used ?? 0]], whole: gpus.total, href: link("waste") }),
-    figure(t("over.left"), decimal(left), t("over.left.note", { useless: decimal(useless), left: decimal(left) }),
+    figure(t("over.left"), decimal(left),
+      [t("over.left.note", { useless: decimal(useless), left: decimal(left) }), withdrawn && t("over.left.without", { nodes: count(cordonedNodes + notReadyNodes), gpus: count(gpus.cordoned) })].filter(Boolean).join("; "),
       { parts: [["accent", left - useless], ["lost", useless]], whole: left }));
 }
 
@@ -72,7 +75,7 @@ export default function overview({ signal }) {
   return {
     async load() {
       const [cluster, groups, decisions, waste] = await Promise.all([
-        get("cluster", signal), get("map", signal), get(query("decisions", { limit: 60 }), signal), get("waste", signal)]);
+        get("cluster", signal), get("map", signal), get(query("decisions", { limit: 60 }), signal), get(query("waste", { limit: 5 }), signal)]);
       return { cluster, groups, decisions, waste };
     },
     every: 15000,
@@ -87,7 +90,7 @@ export default function overview({ signal }) {
           h("section", { class: "card", "data-key": "history" }, h("h2", {}, t("spark")), h("p", { class: "muted" }, t("spark.note")), sparkline(waste.history, cluster.gpus.total),
             h("p", { class: "muted" }, t("over.memory.note", { part: memory(cluster.gpus.memoryHeldMiB), whole: memory(cluster.gpus.memoryMiB) }), " · ", t("over.compute.note", { part: decimal(cluster.gpus.computeHeld / 100), whole: decimal(cluster.gpus.total) }))),
           h("section", { class: "card", "data-key": "waste" }, h("h2", {}, t("over.waste")),
-            waste.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(waste.pods.slice(0, 5)), h("p", {}, h("a", { href: link("waste") }, t("waste.all"))))),
+            waste.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(waste.pods), h("p", {}, h("a", { href: link("waste") }, t("waste.all"))))),
         h("section", { class: "card" }, h("h2", {}, t("over.models")), h("p", { class: "muted" }, t("over.models.note")), modelTable(cluster.models)),
         h("section", { class: "card" }, h("h2", {}, t("over.map")), h("p", { class: "muted" }, t("over.map.note")), map.place()),
         h("div", { class: "two" },

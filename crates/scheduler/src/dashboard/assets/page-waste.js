@@ -1,23 +1,17 @@
 // The page of pods that hold more than they use.
 
-import { get } from "./api.js";
+import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { age, colour, count, decimal, link, memory, percent } from "./format.js";
 import { sparkline } from "./spark.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
 
-// The columns: the key of the address, the text key, and the value by which rows are sorted.
-const COLUMNS = [
-  ["pod", "pod", (pod) => `${pod.namespace}/${pod.name}`],
-  ["node", "node", (pod) => pod.node],
-  ["held", "waste.held", (pod) => -pod.heldGpus],
-  ["used", "waste.used", (pod) => pod.usedGpus / Math.max(0.01, pod.heldGpus)],
-  ["wasted", "waste.wasted", (pod) => -pod.wastedGpus],
-  ["idle", "waste.idle", (pod) => pod.idleSinceMillis ?? Infinity],
-];
+// The columns: the key of the address, by which the server sorts, and the text key.
+const COLUMNS = [["pod", "pod"], ["node", "node"], ["held", "waste.held"], ["used", "waste.used"], ["wasted", "waste.wasted"], ["idle", "waste.idle"]];
 
-const before = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
+// Pods on one page of the list.
+const PAGE = 100;
 
 /** Lists pods with what they hold and use. `sort` links the column names to this order. A table without it is small
  *  and leaves out the nodes. */
@@ -38,23 +32,33 @@ export function wasteTable(pods, sort) {
         h("td", { class: `number ${pod.idle ? "warn" : ""}` }, pod.idleSinceMillis === undefined ? "–" : age(pod.idleSinceMillis)))))));
 }
 
+/** Links to the parts of a list that is longer than one page. */
+function pages({ total, offset, pods }, parameters) {
+  if (total <= PAGE) return false;
+  const part = (text, to, rel) => h("a", { class: "chip", href: link("waste", { ...parameters, offset: to || "" }), rel }, text);
+  return h("nav", { class: "chips", "aria-label": t("waste.pages") },
+    h("span", { class: "muted" }, t("waste.range", { from: count(offset + 1), to: count(offset + pods.length), total: count(total) })), " ",
+    offset > 0 && part(t("waste.previous"), Math.max(0, offset - PAGE), "prev"), " ",
+    offset + pods.length < total && part(t("waste.next"), offset + PAGE, "next"));
+}
+
 export default function waste({ parameters, signal }) {
   const current = COLUMNS.some(([key]) => key === parameters.sort) ? parameters.sort : "wasted";
-  const [, , value] = COLUMNS.find(([key]) => key === current);
-  const passes = (pod) => (!parameters.namespace || pod.namespace === parameters.namespace) && (parameters.state !== "idle" || pod.idle);
-  const chip = (text, changes, on) => h("a", { class: `chip ${on ? "accent" : ""}`, href: link("waste", { ...parameters, ...changes }), "aria-current": on ? "true" : undefined }, text);
+  const { namespace, state, offset } = parameters;
+  // Another order or selection begins with its first page.
+  const chosen = (changes) => link("waste", { ...parameters, offset: "", ...changes });
+  const chip = (text, changes, on) => h("a", { class: `chip ${on ? "accent" : ""}`, href: chosen(changes), "aria-current": on ? "true" : undefined }, text);
   return {
-    load: () => get("waste", signal),
+    load: () => get(query("waste", { namespace, state, offset, sort: current, limit: PAGE }), signal),
     draw(view) {
-      const pods = view.pods.filter(passes).toSorted((a, b) => before(value(a), value(b)));
-      const namespaces = [...new Set(view.pods.map((pod) => pod.namespace))].sort();
       return [
-        h("div", { class: "page-head" }, h("h1", {}, t("waste")), h("p", { class: "muted", role: "status" }, t("pods.count", { n: count(pods.length) }))),
+        h("div", { class: "page-head" }, h("h1", {}, t("waste")), h("p", { class: "muted", role: "status" }, t("pods.count", { n: count(view.total) }))),
         h("p", { class: "muted" }, t("waste.note")),
         h("section", { class: "card" }, sparkline(view.history, Math.max(view.heldGpus, ...view.history.map((point) => point.held)))),
-        h("p", { class: "chips" }, chip(t("filter.all"), { state: "", namespace: "" }, !parameters.state && !parameters.namespace), " ", chip(t("over.idle"), { state: "idle" }, parameters.state === "idle"),
-          namespaces.map((name) => [" ", chip(name, { namespace: name }, parameters.namespace === name)])),
-        h("section", { class: "card" }, pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(pods, { current, link: (key) => link("waste", { ...parameters, sort: key }) })),
+        h("p", { class: "chips" }, chip(t("filter.all"), { state: "", namespace: "" }, !state && !namespace), " ", chip(t("over.idle"), { state: "idle" }, state === "idle"),
+          view.namespaces.map((name) => [" ", chip(name, { namespace: name }, namespace === name)])),
+        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
+          pages(view, parameters)),
         view.unknownPods > 0 && h("p", { class: "muted" }, t("waste.unknown", { n: count(view.unknownPods) })),
       ];
     },

@@ -12,11 +12,32 @@ export function bar(parts, whole, attributes = {}) {
     parts.map(([name, part]) => h("span", { class: `part ${name}`, style: { "--part": width(part, whole) } })));
 }
 
+/** Returns the name of a holder of a GPU. Claims, reserved places and bookings in doubt have no namespace of their own:
+ *  the end of the name says what they are. */
+export function holderName({ namespace, pod }) {
+  if (namespace) return `${namespace}/${pod}`;
+  const end = pod.lastIndexOf("/");
+  const [name, kind] = [pod.slice(0, end), pod.slice(end + 1)];
+  if (kind === "claim") return t("holder.claim", { name });
+  return kind === "reserved" ? t("holder.reserved", { name }) : t("holder.in-doubt", { name });
+}
+
+/** Returns the colour of a holder: that of its namespace. */
+export const holderColour = ({ namespace, pod }) => colour(namespace || pod.split("/")[0]);
+
 /** Creates both bars of a GPU: memory above, compute below. */
 export function fills(gpu) {
   return [
-    bar(gpu.pods.map((pod) => [colour(pod.namespace), pod.memoryMiB]), gpu.memoryMiB),
-    bar(gpu.pods.map((pod) => [colour(pod.namespace), pod.compute]), 100),
+    bar(gpu.pods.map((pod) => [holderColour(pod), pod.memoryMiB]), gpu.memoryMiB),
+    bar(gpu.pods.map((pod) => [holderColour(pod), pod.compute]), 100),
+  ];
+}
+
+/** Creates the marks of a node that gets no new pods. */
+export function nodeMarks(node) {
+  return [
+    node.ready === false && h("span", { class: "chip bad" }, t("node.not-ready")),
+    node.cordoned && h("span", { class: "chip warn" }, t("node.cordoned")),
   ];
 }
 
@@ -31,7 +52,7 @@ function label(gpu) {
     compute: points(gpu.computeHeld),
     memory: t("of", { part: memory(gpu.memoryHeldMiB), whole: memory(gpu.memoryMiB) }),
   });
-  const pods = gpu.pods.map((pod) => `${pod.namespace}/${pod.pod}`).join(", ");
+  const pods = gpu.pods.map(holderName).join(", ");
   return [amounts, pods ? t("tile.pods", { pods }) : t("tile.idle"), ...troubles(gpu)].join("; ");
 }
 
@@ -51,7 +72,7 @@ export function nodeCard(node) {
   const columns = Math.max(4, Math.ceil(node.gpus.length / 2));
   return h("article", { class: "card node", "data-key": node.name },
     h("h3", {},
-      h("a", { href: link("node", node.name) }, node.name),
+      h("span", {}, h("a", { href: link("node", node.name) }, node.name), " ", nodeMarks(node)),
       h("span", { class: "figure" }, percent(node.gpuTotals.taken, node.gpuTotals.total))),
     h("p", { class: "muted" }, [models, node.instanceType].filter(Boolean).join(" · ")),
     node.problem ? h("p", { class: "bad" }, t("node.problem"), ": ", node.problem)

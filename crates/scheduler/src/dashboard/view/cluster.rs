@@ -22,6 +22,10 @@ pub struct ClusterOverview {
     pub nodes: usize,
     /// Number of nodes whose annotations cannot be parsed.
     pub unreadable_nodes: usize,
+    /// Number of nodes with GPUs that are not ready.
+    pub not_ready_nodes: usize,
+    /// Number of other nodes with GPUs that are cordoned.
+    pub cordoned_nodes: usize,
     /// Number of GPU pods on nodes.
     pub placed_pods: usize,
     /// Number of pods that wait for GPUs.
@@ -39,7 +43,7 @@ pub struct ClusterOverview {
 /// Free GPU capacity, in GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Leftover {
-    /// Free capacity of healthy GPUs.
+    /// Free capacity of healthy GPUs on nodes that take new pods.
     pub left: f64,
     /// Part of the free capacity that the expected pods cannot use.
     pub useless: f64,
@@ -86,7 +90,8 @@ pub struct NamespaceView {
 pub struct MapGroup {
     /// Model of the first GPU of each node.
     pub model: String,
-    /// For each node: its name, its fullness in percent, and the number of its GPUs in trouble.
+    /// For each node: its name, its fullness in percent, and the number of its problems: unhealthy and overbooked GPUs,
+    /// and the node itself if it is not ready.
     pub nodes: Vec<(String, u8, usize)>,
 }
 
@@ -95,11 +100,14 @@ pub struct MapGroup {
 pub fn cluster(access: &impl StateAccess) -> ClusterOverview {
     let mut models: Vec<Model> = Vec::new();
     let (mut nodes, mut unreadable_nodes, mut gpus) = (0, 0, GpuTotals::default());
+    let (mut not_ready_nodes, mut cordoned_nodes) = (0, 0);
     access.for_each_node(|state, name| match lookup::node(state, name) {
         Some(NodeLookup::Gpus(node)) => {
             nodes += 1;
+            not_ready_nodes += usize::from(node.ready == Some(false));
+            cordoned_nodes += usize::from(node.cordoned && node.ready != Some(false));
             node.spec.node.gpus().iter().for_each(|gpu| gpus.add(gpu, node.state.used(gpu.index)));
-            count_models(&mut models, state, node.state);
+            count_models(&mut models, state, node);
         }
         Some(NodeLookup::Unreadable(_)) => unreadable_nodes += 1,
         Some(NodeLookup::NoGpus) | None => {}
@@ -115,6 +123,8 @@ pub fn cluster(access: &impl StateAccess) -> ClusterOverview {
         policy,
         nodes,
         unreadable_nodes,
+        not_ready_nodes,
+        cordoned_nodes,
         placed_pods: namespaces.iter().map(|namespace| namespace.placed_pods).sum(),
         waiting_pods: namespaces.iter().map(|namespace| namespace.waiting_pods).sum(),
         gpus,
@@ -130,7 +140,8 @@ struct Model {
     view: ModelView,
 }
 
-fn count_models(models: &mut Vec<Model>, cluster: &State, state: &NodeState) {
+fn count_models(models: &mut Vec<Model>, cluster: &State, node: GpuNode<'_>) {
+    let state = node.state;
     for (kind, set) in state.node().kinds() {
         let place = models.iter().position(|model| model.kind == *kind).unwrap_or_else(|| {
             models.push(Model::new(kind.clone(), cluster));
@@ -141,6 +152,9 @@ fn count_models(models: &mut Vec<Model>, cluster: &State, state: &NodeState) {
         gpus().for_each(|gpu| view.gpus.add(gpu, state.used(gpu.index)));
         view.nodes += 1;
         view.fullness[bucket(state, gpus())] += 1;
+        if !node.takes_pods() {
+            continue;
+        }
         let left = gpus().map(|gpu| state.percent_left(gpu.index));
         view.fragmentation.left += f64::from(left.clone().map(u32::from).sum::<u32>()) / 100.0;
         view.fragmentation.useless += measure.of(state.cpu_left(), left);
@@ -220,11 +234,13 @@ fn namespaces(state: &State) -> Vec<NamespaceView> {
 pub fn map(access: &impl StateAccess) -> Vec<MapGroup> {
     let mut groups: BTreeMap<Arc<str>, Vec<(String, u8, usize)>> = BTreeMap::new();
     access.for_each_node(|state, name| {
-        let Some(NodeLookup::Gpus(GpuNode { spec, state, .. })) = lookup::node(state, name) else { return };
+        let Some(NodeLookup::Gpus(node)) = lookup::node(state, name) else { return };
+        let GpuNode { spec, state, .. } = node;
         let model = spec.node.gpus().first().map(|gpu| Arc::clone(&gpu.model.0)).unwrap_or_default();
         let totals = GpuTotals::of(state);
         let percent = percent_taken(state, spec.node.gpus().iter());
-        let square = (name.to_string(), percent, totals.unhealthy + totals.overbooked);
+        let problems = totals.unhealthy + totals.overbooked + usize::from(node.ready == Some(false));
+        let square = (name.to_string(), percent, problems);
         groups.entry(model).or_default().push(square);
     });
     groups.into_iter().map(|(model, nodes)| MapGroup { model: model.to_string(), nodes }).collect()

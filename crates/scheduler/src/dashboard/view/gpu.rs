@@ -1,7 +1,7 @@
 //! The tile of a GPU, with the pods that hold shares of it.
 
 use serde::Serialize;
-use tessera_core::gpu::Gpu;
+use tessera_core::gpu::{Gpu, Health};
 use tessera_core::grant::GpuUsage;
 use tessera_core::node::NodeState;
 
@@ -41,9 +41,10 @@ pub struct GpuTile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSlice {
-    /// Namespace of the pod; empty for a booking in doubt.
+    /// Namespace of the pod; empty for a claim, a booking in doubt and a reserved place.
     pub namespace: String,
-    /// Name of the pod, or for a booking in doubt the UID of its pod and `/in-doubt`.
+    /// Name of the pod, or for a claim its namespace, its name and `/claim`, or for a booking in doubt the UID of its pod
+    /// and `/in-doubt`, or for a reserved place its owner and `/reserved`.
     pub pod: String,
     /// Compute in percent.
     pub compute: u32,
@@ -52,7 +53,7 @@ pub struct PodSlice {
     pub memory_mib: u64,
 }
 
-/// Number of GPUs by state. Each GPU counts once as idle, shared or whole; an unhealthy or
+/// Number of GPUs by state. Each GPU counts once as idle, shared or whole; an unhealthy, cordoned or
 /// overbooked GPU counts there in addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -65,8 +66,10 @@ pub struct GpuTotals {
     pub shared: usize,
     /// Number of GPUs that one pod holds as a whole.
     pub whole: usize,
-    /// Number of unhealthy GPUs, granted or not.
+    /// Number of unhealthy GPUs, granted or not. GPUs that an administrator has cordoned do not count.
     pub unhealthy: usize,
+    /// Number of GPUs that an administrator has cordoned, granted or not.
+    pub cordoned: usize,
     /// Number of GPUs whose grants exceed their capacity.
     pub overbooked: usize,
     /// Compute granted to pods, in percent of one GPU.
@@ -106,7 +109,8 @@ impl GpuTotals {
         self.idle += usize::from(usage.is_none());
         self.whole += usize::from(usage.whole);
         self.shared += usize::from(!usage.is_none() && !usage.whole);
-        self.unhealthy += usize::from(!gpu.health.is_healthy());
+        self.unhealthy += usize::from(!matches!(gpu.health, Health::Healthy | Health::Cordoned));
+        self.cordoned += usize::from(gpu.health == Health::Cordoned);
         self.overbooked += usize::from(usage.exceeds(gpu.memory));
         self.compute_held += u64::from(compute);
         self.memory_mib += gpu.memory.0;
@@ -132,9 +136,11 @@ pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<GpuTile> {
                 continue;
             };
             let (compute, memory_mib) = amounts(gpu, usage);
-            let (namespace, pod) = match holder.pod {
-                Some(pod) => (pod.namespace.clone(), pod.name.clone()),
-                None => (String::new(), format!("{}/in-doubt", holder.grant.pod)),
+            let (namespace, pod) = match (holder.pod, holder.claim, holder.reserved_for) {
+                (Some(pod), ..) => (pod.namespace.clone(), pod.name.clone()),
+                (None, Some((namespace, name)), _) => (String::new(), format!("{namespace}/{name}/claim")),
+                (None, None, Some(owner)) => (String::new(), format!("{owner}/reserved")),
+                (None, None, None) => (String::new(), format!("{}/in-doubt", holder.grant.pod)),
             };
             tile.pods.push(PodSlice { namespace, pod, compute, memory_mib });
         }

@@ -84,7 +84,7 @@ pub struct Host {
 pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
     let known = lookup::node(state, &NodeName(name.to_owned()))?;
     let summary = summary(state, name, known);
-    let NodeLookup::Gpus(GpuNode { spec, state, pool, agent }) = known else {
+    let NodeLookup::Gpus(GpuNode { spec, state, pool, agent, .. }) = known else {
         return Some(NodeDetail {
             summary,
             identities: Vec::new(),

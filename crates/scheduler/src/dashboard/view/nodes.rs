@@ -23,6 +23,12 @@ pub struct NodeSummary {
     pub gpu_totals: GpuTotals,
     /// Tiles of the GPUs, by index.
     pub gpus: Vec<GpuTile>,
+    /// Value of the node's condition `Ready`; absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    /// True if the node is cordoned, so that it gets no new pods.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
     /// Reason why the node object cannot be parsed. The node then has no tiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -57,6 +63,8 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
         dialects: Vec::new(),
         gpu_totals: GpuTotals::default(),
         gpus: Vec::new(),
+        ready: None,
+        cordoned: false,
         problem: None,
     };
     match known {
@@ -65,6 +73,8 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
             dialects: lookup::dialect_names(node.spec.dialects),
             gpu_totals: GpuTotals::of(node.state),
             gpus: tiles(state, node),
+            ready: node.ready,
+            cordoned: node.cordoned,
             ..empty
         },
         NodeLookup::Unreadable(problem) => NodeSummary { problem: Some(problem.to_owned()), ..empty },
@@ -94,7 +104,7 @@ fn passes(state: &State, node: GpuNode<'_>, query: &ListQuery) -> bool {
     }
     if query.state == "trouble" {
         let sums = GpuTotals::of(node_state);
-        if sums.unhealthy + sums.overbooked == 0 {
+        if sums.unhealthy + sums.overbooked == 0 && node.ready != Some(false) {
             return false;
         }
     }

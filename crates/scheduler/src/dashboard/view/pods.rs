@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use serde::Serialize;
 use tessera_core::grant::Hold;
-use tessera_core::request::{ContainerRole, Request};
+use tessera_core::request::{ContainerRole, MemoryRequest, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 use tessera_wire::tessera::agent_address::AgentAddress;
-use tessera_wire::tessera::explanation::KubeSchedulerReport;
+use tessera_wire::tessera::explanation::{KubeSchedulerReport, unserved};
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -64,15 +64,18 @@ pub struct RequestView {
     pub role: &'static str,
     /// Dialect of the request.
     pub dialect: &'static str,
-    /// Number of whole GPUs; absent for a share.
+    /// Number of GPUs; absent for a share of one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u8>,
-    /// Compute in percent of one GPU.
+    /// Compute in percent of each GPU; absent for whole GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u32>,
-    /// GPU memory in MiB.
+    /// Memory of each GPU in MiB.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
+    /// Memory of each GPU in percent of what it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_percent: Option<u32>,
 }
 
 /// Details of one pod.
@@ -199,7 +202,7 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         priority: pod.priority(),
         created: pod.created.clone(),
         kube_scheduler: pod.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from),
-        unserved: pod.spec.unserved_gpu_resources(),
+        unserved: unserved(state, &pod.spec),
         asks,
         problem,
         refused: BTreeMap::new(),
@@ -224,10 +227,16 @@ fn requests(state: &State, pod: &GpuPod) -> Result<Vec<RequestView>, BadPod> {
     let unit = lookup::unit_of(state, pod.node.as_ref());
     let claims = pod.spec.claims(unit)?;
     let view = |claim: Claim| {
-        let (gpus, compute, memory) = match claim.request {
-            Request::Whole(gpus) => (Some(gpus), None, None),
-            Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),
-            Request::Memory(memory) => (None, None, Some(memory.0)),
+        let (gpus, compute, memory_mib, memory_percent) = match claim.request {
+            Request::Whole(gpus) => (Some(gpus), None, None, None),
+            Request::Share(share) => {
+                let compute = share.has_compute().then_some(share.compute_percent.0);
+                let (memory, part) = match share.memory {
+                    MemoryRequest::Amount(memory) => (Some(memory.0), None),
+                    MemoryRequest::PartOfGpu(part) => (None, Some(part.0)),
+                };
+                ((share.count > 1).then_some(share.count), compute, memory, part)
+            }
         };
         let role = match claim.role {
             ContainerRole::Main => "main",
@@ -235,7 +244,7 @@ fn requests(state: &State, pod: &GpuPod) -> Result<Vec<RequestView>, BadPod> {
             ContainerRole::Sidecar => "sidecar",
         };
         let (container, dialect) = (claim.container, lookup::dialect_name(claim.dialect));
-        RequestView { container, role, dialect, gpus, compute, memory_mib: memory }
+        RequestView { container, role, dialect, gpus, compute, memory_mib, memory_percent }
     };
     Ok(claims.into_iter().map(view).collect())
 }

@@ -1,15 +1,15 @@
 //! Who wastes what they hold: pods by the part of their GPUs that they do not use.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
 use super::super::usage::{HistoryPoint, PodUse, UsageLog};
+use super::ListQuery;
 use super::gpu::taken;
+use crate::natural::natural;
 use crate::state::{GpuPod, State};
-
-/// Pods shown.
-const SHOWN: usize = 100;
 
 /// Idle time after which a pod counts as idle but held, in milliseconds.
 pub const IDLE_MILLIS: u64 = 10 * 60 * 1000;
@@ -31,7 +31,13 @@ pub struct WasteView {
     pub unknown_pods: usize,
     /// History of held and used GPUs, oldest first.
     pub history: Vec<HistoryPoint>,
-    /// Pods by wasted GPUs, most first.
+    /// Namespaces of all pods whose use is known, in natural order.
+    pub namespaces: Vec<String>,
+    /// Number of pods that match the query.
+    pub total: usize,
+    /// Number of matching pods before the first of `pods`.
+    pub offset: usize,
+    /// The pods of the requested page.
     pub pods: Vec<WastePod>,
 }
 
@@ -61,10 +67,12 @@ pub struct WastePod {
     pub idle: bool,
 }
 
-/// Compares what pods hold with what they use at `now_millis`.
+/// Compares what pods hold with what they use at `now_millis`. The query selects pods by namespace and by the state
+/// `idle`, sorts them, and chooses a page.
 #[must_use]
-pub fn waste(state: &State, log: &UsageLog, now_millis: u64) -> WasteView {
+pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) -> WasteView {
     let mut view = WasteView { history: log.points().copied().collect(), ..WasteView::default() };
+    let mut namespaces = BTreeSet::new();
     for (uid, pod) in state.gpu_pods().filter(|(_, pod)| pod.node.is_some()) {
         let held_gpus = held(state, uid, pod);
         view.held_gpus += held_gpus;
@@ -72,21 +80,43 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64) -> WasteView {
             view.unknown_pods += 1;
             continue;
         };
+        namespaces.insert(pod.namespace.as_str());
         let pod = waste_pod(pod, held_gpus, used, now_millis);
         view.used_gpus = Some(view.used_gpus.unwrap_or(0.0) + pod.used_gpus);
         if pod.idle {
             view.idle_pods += 1;
             view.idle_gpus += held_gpus;
         }
-        view.pods.push(pod);
+        if (query.namespace.is_empty() || pod.namespace == query.namespace)
+            && (query.state != "idle" || pod.idle)
+        {
+            view.pods.push(pod);
+        }
     }
-    let order = |a: &WastePod, b: &WastePod| {
-        let by_waste = b.wasted_gpus.partial_cmp(&a.wasted_gpus).unwrap_or(Ordering::Equal);
-        by_waste.then_with(|| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)))
-    };
-    view.pods.sort_by(order);
-    view.pods.truncate(SHOWN);
+    view.namespaces = namespaces.into_iter().map(str::to_owned).collect();
+    view.namespaces.sort_by(|a, b| natural(a, b));
+    view.pods.sort_by(|a, b| order(&query.sort, a, b));
+    let range = query.range(view.pods.len());
+    (view.total, view.offset) = (view.pods.len(), range.start);
+    view.pods = view.pods.drain(range).collect();
     view
+}
+
+/// Compares pods in the order of a column: the most, the longest or the first by name comes first.
+fn order(sort: &str, a: &WastePod, b: &WastePod) -> Ordering {
+    let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+    let used = |pod: &WastePod| pod.used_gpus / pod.held_gpus.max(0.01);
+    let by_name = || natural(&a.namespace, &b.namespace).then_with(|| natural(&a.name, &b.name));
+    let idle_since = |pod: &WastePod| pod.idle_since_millis.unwrap_or(u64::MAX);
+    let by_column = match sort {
+        "pod" => Ordering::Equal,
+        "node" => natural(&a.node, &b.node),
+        "held" => most(a.held_gpus, b.held_gpus),
+        "used" => most(used(b), used(a)),
+        "idle" => idle_since(a).cmp(&idle_since(b)),
+        _ => most(a.wasted_gpus, b.wasted_gpus),
+    };
+    by_column.then_with(by_name)
 }
 
 fn held(state: &State, uid: &tessera_core::units::PodUid, pod: &GpuPod) -> f64 {

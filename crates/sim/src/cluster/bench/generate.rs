@@ -28,6 +28,8 @@ pub struct Scenario {
     pub(super) bursts: bool,
     /// The measured time, if pods end.
     pub(super) measured: Option<MeasuredTime>,
+    /// Largest number of nodes that kube-scheduler offers for a pod; `None` for all.
+    pub(super) sample: Option<usize>,
     pub(super) seed: u64,
 }
 
@@ -87,7 +89,7 @@ impl BenchWorkload {
         let Pods { shapes, arrivals } = pods;
         let mut restarts: Vec<usize> = (0..self.restarts).map(|_| draws.below(arrivals.len())).collect();
         restarts.sort_unstable();
-        Ok(Scenario { nodes, shapes, arrivals, restarts, bursts: self.bursts, measured, seed })
+        Ok(Scenario { nodes, shapes, arrivals, restarts, bursts: self.bursts, measured, sample: None, seed })
     }
 }
 
@@ -104,7 +106,14 @@ impl Scenario {
         let arrivals =
             (0..shapes.len()).map(|shape| Arrival { at_seconds: 0, shape, lifetime_seconds: None });
         let arrivals = arrivals.collect();
-        Self { nodes, arrivals, shapes, restarts: Vec::new(), bursts: false, measured: None, seed }
+        let (restarts, sample) = (Vec::new(), experiment.sample);
+        Self { nodes, arrivals, shapes, restarts, bursts: false, measured: None, sample, seed }
+    }
+
+    /// Returns the scenario in which kube-scheduler offers at most so many nodes for a pod.
+    #[must_use]
+    pub fn sampled(self, sample: Option<usize>) -> Self {
+        Self { sample, ..self }
     }
 
     #[cfg(test)]

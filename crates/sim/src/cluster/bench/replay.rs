@@ -48,7 +48,8 @@ impl<'a> Replay<'a> {
         let measure = || ClusterFragmentation::new(pods(), nodes.iter().map(|node| &node.state));
         Self {
             scenario,
-            chooser: NodeChooser::new(policy, known, &nodes, measure, scenario.seed),
+            chooser: NodeChooser::new(policy, known, &nodes, measure, scenario.seed)
+                .sampling(scenario.sample, scenario.seed),
             usage: Usage::new(&nodes),
             nodes,
             waiting: BTreeMap::new(),

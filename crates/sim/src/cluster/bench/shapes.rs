@@ -21,7 +21,7 @@ pub(super) fn share(percent: u32) -> SimPod {
 /// Returns a pod with these percentages of the compute and of the memory of one GPU.
 pub(super) fn uneven_share(compute_percent: u32, memory_percent: u32) -> SimPod {
     let memory = part_of_memory(memory_percent);
-    let request = Request::Share { compute_percent: Percent(compute_percent), memory };
+    let request = Request::share(Percent(compute_percent), memory);
     pod(
         format!("share-{compute_percent}-{memory_percent}"),
         request,
@@ -32,14 +32,14 @@ pub(super) fn uneven_share(compute_percent: u32, memory_percent: u32) -> SimPod 
 
 /// Returns a pod that requests only memory, in percent of one GPU's memory.
 pub(super) fn memory_share(percent: u32) -> SimPod {
-    pod(format!("memory-{percent}"), Request::Memory(part_of_memory(percent)), PodSize::Share, percent)
+    pod(format!("memory-{percent}"), Request::memory(part_of_memory(percent)), PodSize::Share, percent)
 }
 
 /// Returns a pod that requests only memory, in GiB.
 pub(super) fn gibibytes(gibibytes: u32) -> SimPod {
     let memory = MiB(u64::from(gibibytes) * 1024);
     let percent = (100 * gibibytes).div_ceil(80);
-    pod(format!("memory-{gibibytes}gib"), Request::Memory(memory), PodSize::Share, percent)
+    pod(format!("memory-{gibibytes}gib"), Request::memory(memory), PodSize::Share, percent)
 }
 
 /// Returns a pod with whole GPUs.

@@ -42,7 +42,7 @@ fn reads_every_constraint_of_a_pod() {
             "volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"c"}}],
             "tolerations":[{"key":"node.kubernetes.io/not-ready","operator":"Exists","effect":"NoExecute"}],
             "containers":[{"name":"c","ports":[{"hostPort":80,"containerPort":80}],
-              "resources":{"limits":{"nvidia.com/gpu":"1","nvidia.com/gpumem":"3k","cpu":"4","rdma/hca":"1"}}}]}"#,
+              "resources":{"limits":{"nvidia.com/gpu":"1","nvidia.com/mig-1g.5gb":"3k","cpu":"4","rdma/hca":"1"}}}]}"#,
     )
     .unwrap();
     let constraints = spec.constraints();
@@ -52,9 +52,9 @@ fn reads_every_constraint_of_a_pod() {
     assert!(constraints.tolerations.is_empty(), "the API server adds this toleration to every pod");
     assert_eq!(
         constraints.other_resources,
-        BTreeMap::from([("nvidia.com/gpumem".to_owned(), 3000), ("rdma/hca".to_owned(), 1)])
+        BTreeMap::from([("nvidia.com/mig-1g.5gb".to_owned(), 3000), ("rdma/hca".to_owned(), 1)])
     );
-    assert_eq!(spec.unserved_gpu_resources(), ["nvidia.com/gpumem"]);
+    assert_eq!(spec.other_gpu_resources(), ["nvidia.com/mig-1g.5gb"]);
     let unchecked = [
         "required pod affinity",
         "required pod anti-affinity",

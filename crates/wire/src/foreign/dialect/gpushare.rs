@@ -35,7 +35,7 @@ pub struct UnknownUnit(String);
 /// Returns a request for `units` of memory, or `None` for zero units.
 #[must_use]
 pub fn request(units: u64, unit: MemoryUnit) -> Option<Request> {
-    (units > 0).then(|| Request::Memory(MiB(units.saturating_mul(unit.mib()))))
+    (units > 0).then(|| Request::memory(MiB(units.saturating_mul(unit.mib()))))
 }
 
 pub(super) fn parse(amounts: &RequestedAmounts<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {

@@ -39,10 +39,10 @@ pub fn request(core: u64, memory: u64) -> Result<Option<Request>, BadRequest> {
         (0, 0) => Ok(None),
         (0, _) => Err(BadRequest::MemoryWithoutShare(memory)),
         (1..100, 0) => Err(BadRequest::ShareWithoutMemory(core)),
-        (1..100, _) => Ok(Some(Request::Share {
-            compute_percent: Percent(u32::try_from(core).unwrap_or(u32::MAX)),
-            memory: MiB(memory.saturating_mul(BLOCK.0)),
-        })),
+        (1..100, _) => Ok(Some(Request::share(
+            Percent(u32::try_from(core).unwrap_or(u32::MAX)),
+            MiB(memory.saturating_mul(BLOCK.0)),
+        ))),
         _ if core.is_multiple_of(100) => whole::gpus(CORE, core / 100, 100),
         _ => Err(BadRequest::CoresBetweenGpus(core)),
     }

@@ -38,6 +38,15 @@ pub struct NodeStatus {
     pub conditions: Vec<Condition>,
 }
 
+impl Node {
+    /// Returns the value of the condition `Ready`, or `None` without it.
+    #[must_use]
+    pub fn is_ready(&self) -> Option<bool> {
+        let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
+        ready.map(|condition| condition.status == "True")
+    }
+}
+
 /// One address of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -7,6 +7,9 @@ use tessera_core::taint::Toleration;
 
 use super::{Amounts, Condition, Metadata, null_as_default};
 use crate::foreign::constraint::{self, Affinity, Spreading};
+use crate::foreign::dra::{
+    ContainerClaim, ExtendedResourceClaimStatus, PodResourceClaim, PodResourceClaimStatus,
+};
 
 /// The parts of a pod that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +65,21 @@ pub struct PodSpec {
     /// Resources that the container runtime needs for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: Amounts,
+    /// Claims for devices of dynamic resource allocation.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub resource_claims: Vec<PodResourceClaim>,
+    /// The group of pods that Kubernetes schedules together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduling_group: Option<SchedulingGroup>,
+}
+
+/// Reference of a pod to its group in Kubernetes' own API.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SchedulingGroup {
+    /// Name of the PodGroup in the pod's namespace.
+    #[serde(deserialize_with = "null_as_default")]
+    pub pod_group_name: String,
 }
 
 /// One container of a pod.
@@ -115,6 +133,9 @@ pub struct Resources {
     /// Guaranteed amounts.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: Amounts,
+    /// Claims of the pod that the container uses.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ContainerClaim>,
 }
 
 impl Resources {
@@ -151,6 +172,12 @@ pub struct PodStatus {
     /// Statuses of the ephemeral containers, which users add for debugging.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub ephemeral_container_statuses: Vec<ContainerStatus>,
+    /// Claims that were made for the pod from templates.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub resource_claim_statuses: Vec<PodResourceClaimStatus>,
+    /// Claim that kube-scheduler made for the extended resources of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extended_resource_claim_status: Option<Box<ExtendedResourceClaimStatus>>,
 }
 
 /// Observed state of a container: its current and its previous ID in the container runtime.

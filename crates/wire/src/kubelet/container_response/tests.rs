@@ -28,7 +28,7 @@ fn response(
 ) -> ContainerAllocateResponse {
     let holds = gpus.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
     let grant = ContainerGrant { container: "main".into(), role: ContainerRole::Main, holds };
-    let container = GrantedContainer { dialect, grant: &grant, memory_units: (2, 5) };
+    let container = GrantedContainer { dialect, grant: &grant, memory_units: (2, 5), priority: Some(1) };
     settings.response(&container, &node(), MemoryUnit::GiB)
 }
 
@@ -48,6 +48,15 @@ fn sets_the_environment_of_each_dialect() {
     check(&plain, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2")]);
     let indexes = InjectionSettings { visible: VisibleDevices::Index, ..InjectionSettings::default() };
     check(&indexes, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "1,2")]);
+    let part = Hold::Share { compute_percent: Percent(30), memory: MiB(3000) };
+    let limits = [
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "3000m"),
+        ("CUDA_DEVICE_SM_LIMIT", "30"),
+        ("CUDA_TASK_PRIORITY", "1"),
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2"),
+    ];
+    check(&plain, Dialect::Hami, &[(1, part), (2, part)], &limits);
     let memory = Hold::Share { compute_percent: Percent::ZERO, memory: MiB(2048) };
     check(
         &InjectionSettings { cgpu_disabled: true, ..InjectionSettings::default() },
@@ -79,12 +88,34 @@ fn vcuda_gets_device_nodes_by_minor_number_and_annotations() {
     let response = response(&full, Dialect::Vcuda, &[(0, share)]);
     assert_eq!(response.mounts[0].host_path, "/etc/gpu-manager/vdriver/nvidia");
     let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
-    assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0"]);
+    assert_eq!(paths, ["/dev/nvidia3", "/dev/infiniband/uverbs0", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
     assert_eq!(response.annotations["tencent.com/vcuda-core"], "30");
     assert_eq!(response.annotations["tencent.com/vcuda-memory"], "8053063680");
     assert_eq!(response.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
     assert_eq!(response.envs["LD_LIBRARY_PATH"], "/usr/local/nvidia/lib64");
     assert_eq!(response.mounts[0].container_path, "/usr/local/nvidia");
+}
+
+#[test]
+fn every_dialect_gets_devices_and_driver_on_a_plain_runtime() {
+    let plain = InjectionSettings {
+        device_nodes: true,
+        is_plain_runtime: true,
+        driver_directory: Some("/var/lib/tessera/driver".into()),
+        ..InjectionSettings::default()
+    };
+    let memory = Hold::Share { compute_percent: Percent::ZERO, memory: MiB(2048) };
+    for (dialect, hold) in
+        [(Dialect::Nvidia, Hold::Whole), (Dialect::Gputopology, Hold::Whole), (Dialect::Gpushare, memory)]
+    {
+        let response = response(&plain, dialect, &[(0, hold)]);
+        let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"], "{dialect:?}");
+        assert_eq!(response.mounts[0].host_path, "/var/lib/tessera/driver", "{dialect:?}");
+        assert_eq!(response.annotations.len(), 0, "{dialect:?}");
+    }
+    let instances = plain.instances_response(&["MIG-1".into()], ["/dev/nvidia3".to_owned()].into_iter());
+    assert_eq!((instances.devices.len(), instances.mounts.len()), (3, 1));
 }
 
 #[test]

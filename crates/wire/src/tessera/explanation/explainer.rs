@@ -2,24 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason};
+use tessera_core::admission::{
+    Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason, Service,
+};
+use tessera_core::claim::ClaimUid;
+use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::{NodeConstraints, PodConstraints};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
-use tessera_core::ledger::NodeGrant;
+use tessera_core::ledger::{Ledger, NodeGrant};
 use tessera_core::node::NodeState;
-use tessera_core::placement::{PlacementError, place};
+use tessera_core::placement::{PlacementError, Policy, place};
 use tessera_core::preemption::RunningPod;
-use tessera_core::quota::{GpuAmount, QuotaLabels};
+use tessera_core::quota::{GpuAmount, NamespaceUsage, QuotaLabels};
 use tessera_core::remedy;
-use tessera_core::request::{PodRequest, Request};
+use tessera_core::request::{MemoryRequest, PodRequest, Request};
 use tessera_core::units::{Count, NodeName, PodUid};
 
 use super::{
     KubeSchedulerReport, NodeExplanation, PodExplanation, Relief, Room, SmallerRequest, request_text,
 };
 use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit};
-use crate::foreign::objects::Pod;
+use crate::foreign::objects::{Pod, PodSpec};
 use crate::tessera::grant;
 use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
 
@@ -37,10 +41,27 @@ pub trait ClusterFacts: PolicyResolver {
     fn grants_on(&self, name: &NodeName) -> Vec<&PodGrant>;
     /// Returns the grant of a placed pod, or `None` if its GPUs are unknown.
     fn known_grant(&self, uid: &PodUid) -> Option<&PodGrant>;
+    /// Returns whether a node of the cluster offers this resource outside Tessera's dialects.
+    fn is_offered(&self, resource: &str) -> bool;
+    /// Returns the nodes and grants behind these facts.
+    fn view(&self) -> &ClusterView;
     /// Returns a pod as NAMESPACE/NAME.
     fn pod_name(&self, uid: &PodUid) -> Option<String>;
     /// Returns the memory unit of nodes that do not publish theirs.
     fn default_unit(&self) -> MemoryUnit;
+    /// Returns the GPUs that the claims of a pod need and do not have yet, as far as this is known.
+    fn claim_requests(&self, _pod: &Pod) -> Vec<Request> {
+        Vec::new()
+    }
+    /// Describes the reservation for a pod, if there is one.
+    fn reservation_report(&self, _uid: &PodUid) -> Option<String> {
+        None
+    }
+
+    /// Returns what the gang of a pod lacks, if the pod belongs to one and this is known.
+    fn gang_report(&self, _uid: &PodUid) -> Option<String> {
+        None
+    }
 }
 
 /// Facts about one node.
@@ -52,6 +73,8 @@ pub struct NodeFacts<'a> {
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
     pub dialects: DialectSet,
+    /// True if the node's agent has announced that it does not serve pods now.
+    pub is_agent_unavailable: bool,
     /// Labels that quotas refer to.
     pub quota_labels: &'a QuotaLabels,
     /// Properties that constraints of pods refer to.
@@ -63,7 +86,7 @@ const MAX_ROOM: usize = 200;
 
 /// Collects the verdicts of all nodes on one pod. The caller calls [`Explainer::judge`] for every
 /// node, then [`Explainer::find_relief`] for every node if [`Explainer::needs_relief`], so that it
-/// may release a lock between two nodes.
+/// may release a lock between two nodes, and then [`Explainer::finish`] without a lock.
 #[derive(Debug)]
 pub struct Explainer<'a> {
     pod: &'a Pod,
@@ -71,16 +94,48 @@ pub struct Explainer<'a> {
     constraints: PodConstraints,
     is_hypothetical: bool,
     explanation: PodExplanation,
+    /// What the namespaces use without the booking of the pod itself, if it has one.
+    usage_without_pod: Option<NamespaceUsage>,
     scores: Vec<(f64, usize)>,
     /// Nodes without enough free GPUs, and whether evictions could help.
     short_of_gpus: BTreeMap<NodeName, bool>,
     smaller: LargestRequests,
+    /// Copies of the first nodes on which the end of pods could help.
+    to_search: Vec<ReliefCase>,
+}
+
+/// A copy of a node on which the end of pods could make room.
+#[derive(Debug)]
+struct ReliefCase {
+    state: NodeState,
+    request: PodRequest,
+    /// Grants on the node with the names of their pods.
+    holders: Vec<(PodGrant, String)>,
+}
+
+impl ReliefCase {
+    /// Searches the fewest pods whose end makes room.
+    fn search(&self, policy: &Policy) -> Option<Relief> {
+        let holder = |grant| RunningPod {
+            grant: NodeGrant::Held(grant),
+            priority: 0,
+            gang: None,
+            quota_released: GpuAmount::default(),
+        };
+        let holders: Vec<RunningPod<'_>> = self.holders.iter().map(|(grant, _)| holder(grant)).collect();
+        let ends = remedy::pods_to_end(&self.state, &holders, &self.request, policy)?;
+        let name =
+            |uid: &PodUid| self.holders.iter().find(|(grant, _)| grant.pod == *uid).map(|(_, name)| name);
+        let pods: Vec<String> = ends.iter().filter_map(name).cloned().collect();
+        (!pods.is_empty()).then(|| Relief { node: self.state.node().name.to_string(), pods })
+    }
 }
 
 impl<'a> Explainer<'a> {
     /// Starts the explanation of a pod. `is_hypothetical` is true for a pod that does not exist.
     pub fn new(facts: &impl ClusterFacts, pod: &'a Pod, is_hypothetical: bool) -> Result<Self, BadPodObject> {
-        let parsed = ParsedPod::of(facts, pod)?;
+        let claimed = facts.claim_requests(pod);
+        let parsed = ParsedPod::of(facts, pod)?.with_claims(&claimed);
         let placed_on =
             Some(&pod.spec.node_name).filter(|node| !node.is_empty() && !is_hypothetical).cloned();
         let waits = placed_on.is_none() && !is_hypothetical;
@@ -95,28 +150,43 @@ impl<'a> Explainer<'a> {
         let explanation = PodExplanation {
             namespace: pod.metadata.namespace.clone(),
             pod: pod.metadata.name.clone(),
-            asks: request_text::of_pod(&pod.spec, unit),
+            asks: [request_text::of_pod(&pod.spec, unit), request_text::of_claims(&claimed)].concat(),
             holds: holds(
                 facts.known_grant(&PodUid(pod.metadata.uid.clone())).filter(|_| placed_on.is_some()),
             ),
             placement_reason: pod.metadata.annotations.get(grant::REASON_KEY).cloned(),
             waits,
             kube_scheduler: report.filter(|_| waits),
+            gang: facts.gang_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
+            reservation: facts.reservation_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
             unchecked: if placed_on.is_none() { unchecked.collect() } else { Vec::new() },
-            unserved: pod.spec.unserved_gpu_resources(),
+            unserved: unserved(facts, &pod.spec),
             policy: parsed.policy.to_string(),
             placed_on,
             ..PodExplanation::default()
         };
         let constraints = pod.spec.constraints();
-        let (scores, short_of_gpus, smaller) = Default::default();
-        Ok(Self { pod, parsed, constraints, is_hypothetical, explanation, scores, short_of_gpus, smaller })
+        let uid = PodUid(pod.metadata.uid.clone());
+        let is_booked = waits && facts.view().ledger().grant(&uid).is_some();
+        let usage_without_pod = is_booked.then(|| facts.view().usage_without(&uid));
+        Ok(Self {
+            pod,
+            parsed,
+            constraints,
+            is_hypothetical,
+            explanation,
+            usage_without_pod,
+            scores: Vec::new(),
+            short_of_gpus: BTreeMap::new(),
+            smaller: LargestRequests::default(),
+            to_search: Vec::new(),
+        })
     }
 
     /// Adds the verdict of one node.
     pub fn judge(&mut self, facts: &impl ClusterFacts, name: &NodeName) {
         let (mut view, score) = self.verdict(facts, name);
-        view.fits = view.would_do && self.is_hypothetical;
+        view.fits = view.would_do && self.is_hypothetical && self.explanation.unchecked.is_empty();
         if let Some(score) = score {
             self.scores.push((score, self.explanation.nodes.len()));
         }
@@ -134,21 +204,36 @@ impl<'a> Explainer<'a> {
             Ok(node) => node,
             Err(reason) => return (NodeExplanation::rejected(&name.0, &reason.into()), None),
         };
+        // A reservation is for the pod, so it does not count against the pod.
+        let uid = PodUid(self.pod.metadata.uid.clone());
+        let without_pod =
+            self.usage_without_pod.as_ref().and_then(|_| facts.view().state_without(name, &uid));
+        let quota = match &self.usage_without_pod {
+            Some(usage) => QuotaState { usage, ..facts.quota() },
+            None => facts.quota(),
+        };
         let offer = NodeOffer {
-            state: node.state,
-            serves: node.dialects.covers(self.parsed.shape.dialects),
+            state: without_pod.as_ref().unwrap_or(node.state),
+            service: Service::new(
+                node.is_agent_unavailable,
+                node.dialects.covers(self.parsed.shape.dialects),
+            ),
             quota_labels: node.quota_labels,
         };
         let request = self.parsed.request(node.unit);
         let query =
             PodQuery { namespace: self.parsed.namespace, request: &request, policy: &self.parsed.policy };
-        let verdict = Admission { offer, query, quota: Some(facts.quota()) }.verdict_with_host();
+        let verdict = Admission { offer, query, quota: Some(quota) }.verdict_with_host();
         // A node without GPUs, or without this kind of GPU, is rejected for that and not for its taints.
         let concerns_gpus = match &verdict {
             NodeVerdict::Fits(_) => true,
             NodeVerdict::Rejected(rejection) => lacks_gpus(&rejection.reason),
         };
-        if concerns_gpus && let Some(unmet) = self.constraints.unmet_on(&name.0, node.constraints) {
+        let is_pod = |grant: &&PodGrant| grant.pod != uid && !ClaimUid::is_holder(&grant.pod);
+        let pods = facts.view().ledger().grants_on(name).filter(is_pod).count();
+        let is_full = || node.constraints.unmet_by_pods(u64::try_from(pods).unwrap_or(u64::MAX));
+        let unmet = self.constraints.unmet_on(&name.0, node.constraints).or_else(is_full);
+        if let Some(unmet) = unmet.filter(|_| concerns_gpus) {
             return (NodeExplanation::unmet(&name.0, &unmet), None);
         }
         if let NodeVerdict::Rejected(rejection) = &verdict
@@ -156,7 +241,11 @@ impl<'a> Explainer<'a> {
         {
             self.short_of_gpus.insert(name.clone(), rejection.reason.may_resolve());
         }
-        NodeExplanation::new(&name.0, &request, verdict)
+        let (mut explanation, score) = NodeExplanation::new(&name.0, &request, verdict);
+        if score.is_none() {
+            explanation.reserved_for = reserved_for(facts.view().ledger(), name, &uid);
+        }
+        (explanation, score)
     }
 
     /// Returns whether the pod has a node, so that no other node is of interest.
@@ -171,8 +260,8 @@ impl<'a> Explainer<'a> {
         !self.is_placed() && self.scores.is_empty()
     }
 
-    /// Searches pods of one node whose end would help, and smaller requests. If a quota, a
-    /// constraint or the host's CPU is the obstacle, neither helps.
+    /// Finds smaller requests that fit on one node, and keeps a copy of the node if the end of pods could help there.
+    /// If a quota, a constraint or the host's CPU is the obstacle, neither helps.
     pub fn find_relief(&mut self, facts: &impl ClusterFacts, name: &NodeName) {
         let (Some(may_resolve), Ok(node)) = (self.short_of_gpus.get(name).copied(), facts.node(name)) else {
             return;
@@ -185,23 +274,11 @@ impl<'a> Explainer<'a> {
                 self.smaller.offer(less, text, &name.0);
             }
         }
-        if !may_resolve || self.searched() >= MAX_SEARCHED_NODES {
-            return;
+        if may_resolve && self.to_search.len() < MAX_SEARCHED_NODES {
+            let named = |grant: &PodGrant| Some((grant.clone(), facts.pod_name(&grant.pod)?));
+            let holders = facts.grants_on(name).into_iter().filter_map(named).collect();
+            self.to_search.push(ReliefCase { state: node.state.clone(), request, holders });
         }
-        let grants = facts.grants_on(name);
-        let holder = |grant| RunningPod {
-            grant: NodeGrant::Held(grant),
-            priority: 0,
-            quota_released: GpuAmount::default(),
-        };
-        let holders: Vec<RunningPod<'_>> = grants.iter().copied().map(holder).collect();
-        let ends = remedy::pods_to_end(node.state, &holders, &request, &self.parsed.policy);
-        let pods: Vec<String> = ends.iter().flatten().filter_map(|uid| facts.pod_name(uid)).collect();
-        self.explanation.relief.push(Relief { node: name.to_string(), pods });
-    }
-
-    fn searched(&self) -> usize {
-        self.explanation.relief.len()
     }
 
     fn dialect(&self, unit: MemoryUnit) -> Option<Dialect> {
@@ -220,7 +297,7 @@ impl<'a> Explainer<'a> {
         while pods < MAX_ROOM
             && let Ok(placement) = place(&state, &request, &self.parsed.policy, GpuSet::EMPTY)
         {
-            let containers = placement.grants(&request);
+            let containers = placement.grants(state.node(), &request);
             let (cpu, memory) = (request.cpu, request.memory);
             let node = state.node().name.clone();
             state.add(&PodGrant { pod: "one more".into(), node, cpu, memory, containers });
@@ -229,25 +306,47 @@ impl<'a> Explainer<'a> {
         pods
     }
 
-    /// Returns the explanation with its summary.
+    /// Returns the explanation with its summary. This searches the pods whose end would help, which may take long, in
+    /// the copies of [`Explainer::find_relief`]: the caller must hold no lock.
     #[must_use]
     pub fn finish(mut self) -> PodExplanation {
+        let reliefs = self.to_search.iter().filter_map(|case| case.search(&self.parsed.policy));
+        self.explanation.relief.extend(reliefs);
         self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         for (rank, (_, position)) in self.scores.iter().enumerate() {
             self.explanation.nodes[*position].rank = Some(rank + 1);
         }
         let mut explanation = self.explanation;
-        explanation.relief.retain(|relief| !relief.pods.is_empty());
         explanation.relief.sort_by_key(|relief| relief.pods.len());
         explanation.smaller = self.smaller.into_list();
         let (would_do, nodes) = (self.scores.len(), Count(explanation.nodes.len(), "node"));
         explanation.summary = match (&explanation.placed_on, explanation.waits) {
             (Some(node), _) => format!("placed on node {node}"),
             (None, true) => format!("waits; the GPUs of {would_do} of {nodes} would do"),
+            (None, false) if explanation.is_undecided() => {
+                format!("the GPUs of {would_do} of {nodes} would do; kube-scheduler checks more")
+            }
             (None, false) => format!("fits on {would_do} of {nodes}"),
         };
         explanation
     }
+}
+
+/// Returns the objects for which GPUs of a node are reserved, other than the pod itself.
+fn reserved_for(ledger: &Ledger, node: &NodeName, pod: &PodUid) -> Vec<String> {
+    let places = ledger.counted_on(node).filter_map(|counted| match counted {
+        NodeGrant::Reserved(place) if place.pod != *pod => ledger.reservation_owner(&place.pod),
+        _ => None,
+    });
+    let mut owners: Vec<String> = places.map(str::to_owned).collect();
+    owners.sort();
+    owners.dedup();
+    owners
+}
+
+/// Returns the requested GPU resources that no node of the cluster offers.
+pub fn unserved(facts: &impl ClusterFacts, pod: &PodSpec) -> Vec<String> {
+    pod.other_gpu_resources().into_iter().filter(|name| !facts.is_offered(name)).collect()
 }
 
 /// Returns whether more free GPUs would change the verdict.
@@ -285,9 +384,14 @@ impl LargestRequests {
         // Shares can shrink in compute or in memory, so the product compares them.
         let (kind, size) = match request {
             Request::Whole(count) => (0, u64::from(count)),
-            Request::Memory(memory) => (1, memory.0),
-            Request::Share { compute_percent, memory } => {
-                (2, u64::from(compute_percent.0).saturating_mul(memory.0))
+            Request::Share(share) => {
+                let memory = match share.memory {
+                    MemoryRequest::Amount(memory) => memory.0,
+                    MemoryRequest::PartOfGpu(part) => u64::from(part.0),
+                };
+                let amount = u64::from(share.compute_percent.0.max(1)).saturating_mul(memory);
+                let kind = if share.has_compute() { 2 } else { 1 };
+                (kind, amount.saturating_mul(u64::from(share.count)))
             }
         };
         let better = self.0.get(&kind).is_none_or(|(known, _)| size > *known);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tessera_core::grant::{ContainerGrant, Hold};
 use tessera_core::node::Node;
-use tessera_core::request::Request;
+use tessera_core::request::{MemoryRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 
 use super::{Annotations, BadGrant};
@@ -97,7 +97,7 @@ pub(super) fn assigned(claims: &[Claim]) -> Annotations {
 
 fn assigned_as(claims: &[Claim], value: &str) -> Annotations {
     let key = |claim: &Claim| match claim.dialect {
-        Dialect::Nvidia => None,
+        Dialect::Nvidia | Dialect::Hami => None,
         Dialect::Gputopology => Some(GROUP_ASSIGNED),
         Dialect::Gpushare => Some(MEMORY_ASSIGNED),
         Dialect::Vcuda => Some(CORE_ASSIGNED),
@@ -107,8 +107,8 @@ fn assigned_as(claims: &[Claim], value: &str) -> Annotations {
 
 fn units(claim: &Claim, unit: MemoryUnit) -> u64 {
     match claim.request {
-        Request::Memory(memory) => memory.0 / unit.mib(),
-        Request::Whole(_) | Request::Share { .. } => 0,
+        Request::Share(Share { memory: MemoryRequest::Amount(memory), .. }) => memory.0 / unit.mib(),
+        Request::Whole(_) | Request::Share(_) => 0,
     }
 }
 
@@ -116,6 +116,7 @@ fn units(claim: &Claim, unit: MemoryUnit) -> u64 {
 pub(super) fn read(
     annotations: &Annotations,
     claims: &[Claim],
+    node: &Node,
     unit: MemoryUnit,
 ) -> Result<Option<Vec<ContainerGrant>>, BadGrant> {
     let mut grants = Vec::new();
@@ -147,10 +148,7 @@ pub(super) fn read(
             _ => None,
         };
         let Some(gpus) = gpus.filter(|gpus: &Vec<GpuIndex>| !gpus.is_empty()) else { continue };
-        let hold = Hold::of(claim.request);
-        let mut holds: Vec<(GpuIndex, Hold)> = gpus.into_iter().map(|gpu| (gpu, hold)).collect();
-        holds.sort_by_key(|(gpu, _)| *gpu);
-        holds.dedup();
+        let holds = node.holds(claim.request, gpus.into_iter().collect());
         grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, holds });
     }
     Ok((!grants.is_empty()).then_some(grants))

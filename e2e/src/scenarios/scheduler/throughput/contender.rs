@@ -6,18 +6,29 @@ use std::{fmt, fs, net::SocketAddr, path::PathBuf};
 use anyhow::{Context, Result};
 use axum::http::Uri;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tessera_wire::{foreign::dialect::hami, tessera::inventory};
 use tokio::net::TcpStream;
 
 use super::super::{
     SOON, Site,
-    pods::{asking, gpu_node, share},
+    pods::{GPU_MEMORY_MIB, asking, gpu_node, share},
 };
 use crate::harness::{Component, Program};
 
 /// A quarter of a GPU.
 const SHARE_PERCENT: u64 = 25;
+
+/// GPUs of a node.
+const GPUS: u64 = 8;
+
+/// Devices of `nvidia.com/gpu` for each GPU.
+const SLOTS: u64 = 10;
+
+/// Name of the profile for GPU pods in the shipped configuration.
+const PROFILE: &str = "tessera";
 
 /// A configuration of kube-scheduler with its extender.
 pub(super) struct Contender {
@@ -29,6 +40,10 @@ enum Extender {
     None,
     /// Ours, as shipped in `deploy/`.
     Shipped,
+    /// The same, with pods that use the profile `tessera` of the shipped configuration.
+    ShippedProfile,
+    /// The same as shipped, with pods in HAMi's resources.
+    ShippedHami,
     Peer(Box<Peer>),
 }
 
@@ -64,7 +79,12 @@ impl Contender {
     /// Returns the stock kube-scheduler first, then the shipped configuration, then the folder in the
     /// environment variable `TESSERA_E2E_PEER`.
     pub(super) fn all() -> Result<Vec<Self>> {
-        let ours = [("stock", Extender::None), ("tessera", Extender::Shipped)];
+        let ours = [
+            ("stock", Extender::None),
+            ("tessera", Extender::Shipped),
+            ("tessera-profile", Extender::ShippedProfile),
+            ("tessera-hami", Extender::ShippedHami),
+        ];
         let mut all: Vec<Self> =
             ours.into_iter().map(|(name, extender)| Self { name: name.into(), extender }).collect();
         if let Some(folder) = std::env::var_os("TESSERA_E2E_PEER").map(PathBuf::from) {
@@ -76,7 +96,12 @@ impl Contender {
     }
 
     pub(super) fn is_shipped(&self) -> bool {
-        matches!(self.extender, Extender::Shipped)
+        matches!(self.extender, Extender::Shipped | Extender::ShippedProfile | Extender::ShippedHami)
+    }
+
+    /// Returns whether a measurement of these pods tells something that others do not.
+    pub(super) fn is_measured(&self, kind: PodKind) -> bool {
+        kind == PodKind::Gpu || !matches!(self.extender, Extender::ShippedProfile | Extender::ShippedHami)
     }
 
     /// Returns the pod with this name.
@@ -89,6 +114,16 @@ impl Contender {
                 pod.metadata.namespace = None;
                 pod
             }
+            (Extender::ShippedProfile, PodKind::Gpu) => {
+                let mut pod = share(name, SHARE_PERCENT);
+                pod.spec.get_or_insert_default().scheduler_name = Some(PROFILE.to_owned());
+                pod
+            }
+            (Extender::ShippedHami, PodKind::Gpu) => {
+                let memory = (SHARE_PERCENT * GPU_MEMORY_MIB / 100).to_string();
+                let cores = SHARE_PERCENT.to_string();
+                asking(name, &[(hami::COUNT, "1"), (hami::MEMORY, &memory), (hami::CORES, &cores)])
+            }
             (_, PodKind::Gpu) => share(name, SHARE_PERCENT),
         }
     }
@@ -100,7 +135,7 @@ impl Contender {
                 let scheduler = site.cluster.start_scheduler(name, json!({}))?;
                 Running { scheduler, extender: None, counts_calls_at: None }
             }
-            Extender::Shipped => {
+            Extender::Shipped | Extender::ShippedProfile | Extender::ShippedHami => {
                 let replica = site.replica(&format!("{name}-extender"), None)?;
                 site.ready(&replica).await?;
                 let scheduler = site.shipped_kube_scheduler(name, replica.addresses.verbs).await?;
@@ -150,7 +185,7 @@ impl Peer {
 /// Returns a node for all contenders.
 pub(super) fn node(number: usize, contenders: &[Contender]) -> Result<Node> {
     let name = format!("node-{number:04}");
-    let mut node = serde_json::to_value(gpu_node(&name, 8, "GiB"))?;
+    let mut node = serde_json::to_value(split_into_slots(gpu_node(&name, GPUS, "GiB"))?)?;
     for contender in contenders {
         if let Extender::Peer(peer) = &contender.extender
             && !peer.node.is_empty()
@@ -159,6 +194,20 @@ pub(super) fn node(number: usize, contenders: &[Contender]) -> Result<Node> {
         }
     }
     Ok(serde_json::from_value(node)?)
+}
+
+/// Offers several devices of `nvidia.com/gpu` for each GPU, as the agent does where HAMi's resources are in use.
+fn split_into_slots(mut node: Node) -> Result<Node> {
+    for inventory in node.metadata.annotations.iter_mut().filter_map(|all| all.get_mut(inventory::KEY)) {
+        let mut document: Value = serde_json::from_str(inventory)?;
+        document["nvidiaSlots"] = json!(SLOTS);
+        *inventory = document.to_string();
+    }
+    let status = node.status.get_or_insert_default();
+    for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
+        resources.insert(hami::COUNT.to_owned(), Quantity((GPUS * SLOTS).to_string()));
+    }
+    Ok(node)
 }
 
 /// Applies a merge patch that deletes nothing.

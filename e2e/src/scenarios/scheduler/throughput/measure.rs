@@ -106,7 +106,7 @@ fn cpu_seconds(id: Option<u32>) -> f64 {
 }
 
 /// Returns the seconds from the first to the last binding. Calls `began` at the first one.
-async fn bound(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
+pub(in super::super) async fn bound(site: &Site, pods: usize, began: impl FnOnce()) -> Result<f64> {
     // In protobuf, as kube-scheduler watches: the API server encodes nothing for the measurement alone.
     let mut changes = pin!(watch::pods(site.cluster.client()));
     let mut began = Some(began);

@@ -11,7 +11,7 @@ use crate::exporter::{GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 /// Name, kind, help text and value of a family.
 type Row = (&'static str, MetricKind, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
-const ROWS: [Row; 15] = [
+const ROWS: [Row; 17] = [
     (
         "tessera_container_memory_used_bytes",
         Gauge,
@@ -23,6 +23,24 @@ const ROWS: [Row; 15] = [
         Gauge,
         "Memory of the GPU granted to the container.",
         |share, gpu| share.hold.map(|hold| granted(hold, gpu).1).into(),
+    ),
+    (
+        "tessera_container_memory_limit_bytes",
+        Gauge,
+        "Memory of the GPU that the container may use now: what it was granted, and what it may borrow.",
+        |share, _| share.memory_limit.into(),
+    ),
+    (
+        "tessera_container_memory_borrowed_bytes",
+        Gauge,
+        "Memory of the GPU that the container uses beyond what it was granted; absent if it may not borrow any.",
+        |share, gpu| {
+            let granted = share.hold.map(|hold| granted(hold, gpu).1).unwrap_or_default();
+            let used = share
+                .used
+                .filter(|used| share.memory_limit.is_some_and(|limit| limit > granted || *used > granted));
+            used.map(|used| used.saturating_sub(granted)).into()
+        },
     ),
     (
         "tessera_container_compute_granted_ratio",

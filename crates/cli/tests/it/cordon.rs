@@ -1,0 +1,53 @@
+//! `cordon` and `uncordon` change the annotations of a node.
+
+use serde_json::json;
+
+use crate::stage::{GPU, Stage};
+use crate::states::{T4, node};
+
+fn annotation(stage: &Stage, key: &str) -> serde_json::Value {
+    stage.server.get("/api/v1/nodes/n").unwrap()["metadata"]["annotations"][key].clone()
+}
+
+#[test]
+fn a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid() {
+    let stage = Stage::of(&[node("n", "10.0.0.1", "GiB", &[T4, T4, T4])], &[]);
+    assert_eq!(stage.text(GPU, &["cordon", "n", "1"]), "node/n gpu/1 cordoned\n");
+    assert_eq!(annotation(&stage, "tessera.dev/gpu-cordon"), "GPU-n-1");
+    assert_eq!(
+        stage.text(GPU, &["cordon", "n", "GPU-n-2", "1", "2"]),
+        "node/n gpu/2 cordoned\nnode/n gpu/1 already cordoned\n"
+    );
+    assert_eq!(annotation(&stage, "tessera.dev/gpu-cordon"), "GPU-n-1,GPU-n-2");
+    let tree = stage.text(GPU, &["tree", "n", "--no-agents"]);
+    assert_eq!(tree.matches("cordoned").count(), 2, "{tree}");
+    let answer = stage.text(GPU, &["what-if", "nvidia.com/gpu=1"]);
+    assert!(answer.contains("GPU 0"), "{answer}");
+    assert_eq!(stage.run(GPU, &["what-if", "nvidia.com/gpu=2"]).status.code(), Some(1));
+    // A GPU that HAMi's annotation lists becomes free too.
+    let by_hami = json!({ "metadata": { "annotations": { "hami.io/device-cordon": "GPU-n-0" } } });
+    stage.server.patch("/api/v1/nodes/n", &by_hami).unwrap();
+    assert_eq!(
+        stage.text(GPU, &["uncordon", "n", "0", "1", "2"]),
+        "node/n gpu/0 uncordoned\nnode/n gpu/1 uncordoned\nnode/n gpu/2 uncordoned\n"
+    );
+    assert!(annotation(&stage, "hami.io/device-cordon").is_null());
+    assert!(annotation(&stage, "tessera.dev/gpu-cordon").is_null());
+    assert_eq!(stage.text(GPU, &["uncordon", "n", "0"]), "node/n gpu/0 already uncordoned\n");
+    assert!(stage.run(GPU, &["what-if", "nvidia.com/gpu=3"]).status.success());
+}
+
+#[test]
+fn unknown_gpus_and_nodes_are_errors() {
+    let stage = Stage::of(&[node("n", "10.0.0.1", "GiB", &[T4])], &[]);
+    let said = |arguments: &[&str]| {
+        let output = stage.run(GPU, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(
+        said(&["cordon", "n", "7"]),
+        "error: node \"n\" has no GPU \"7\"; choose one of 0 (GPU-n-0)\n"
+    );
+    assert_eq!(said(&["cordon", "m", "0"]), "Error from server (NotFound): nodes \"m\" not found\n");
+}

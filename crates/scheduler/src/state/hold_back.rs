@@ -1,0 +1,146 @@
+//! The hold-back: GPUs that become free go to the first waiting gang for a while, not to a stream of small pods.
+//!
+//! Only one gang holds GPUs back at a time: of the gangs whose pods all exist, one with pods on nodes, then the one with
+//! the highest priority, then the one that waits longest. It chooses the nodes that can take it once they are empty and that lack the fewest
+//! GPUs, and reserves whatever becomes free there. Each gang does so once, for a limited time.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use tessera_core::grant::{ContainerGrant, PodGrant};
+use tessera_core::ledger::{Reservation, ReservationName};
+use tessera_core::node::NodeState;
+use tessera_core::request::ContainerRole;
+use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
+use tessera_wire::tessera::gang::GangKey;
+
+use super::{State, Timestamp};
+
+/// The gang that holds back GPUs at present.
+#[derive(Clone, Debug)]
+pub(super) struct HoldBack {
+    gang: GangKey,
+    priority: i32,
+    until: Duration,
+    nodes: Vec<NodeName>,
+}
+
+impl State {
+    /// Ends a hold-back that is over and starts that of the first waiting gang.
+    pub(super) fn update_hold_back(&mut self, now: Timestamp) {
+        if let Some(held) = &self.hold_back
+            && (now.steady >= held.until || !self.waits_for_room(&held.gang))
+        {
+            self.end_hold_back();
+        }
+        if self.hold_back.is_some() {
+            return self.refresh_hold_back();
+        }
+        let Some((gang, priority)) = self.first_waiting_gang() else { return };
+        let nodes = self.nodes_to_empty(&gang);
+        if let Some(known) = self.gangs.get_mut(&gang) {
+            known.has_held_back = true;
+        }
+        let until = now.steady.saturating_add(self.settings.gang_hold_back);
+        if !nodes.is_empty() && until > now.steady {
+            self.hold_back = Some(HoldBack { gang, priority, until, nodes });
+            self.refresh_hold_back();
+        }
+    }
+
+    /// Returns the gang that may hold back GPUs next, with its priority.
+    fn first_waiting_gang(&self) -> Option<(GangKey, i32)> {
+        let waiting = self.gangs().filter_map(|(key, status)| {
+            let gang = self.gangs.get(key)?;
+            let since = gang.waits_since.filter(|_| gang.no_room_at.is_some() && !gang.has_held_back)?;
+            let priority = status
+                .missing()
+                .iter()
+                .filter_map(|uid| self.member(uid))
+                .map(super::GpuPod::priority)
+                .max()?;
+            let is_new = self.nodes_of_gang(key).is_empty();
+            status.is_complete().then(|| (is_new, Reverse(priority), since, key.clone()))
+        });
+        waiting.min().map(|(_, Reverse(priority), _, key)| (key, priority))
+    }
+
+    fn waits_for_room(&self, key: &GangKey) -> bool {
+        self.gangs.get(key).is_some_and(|gang| gang.no_room_at.is_some())
+            && self
+                .gang_status(key)
+                .is_some_and(|status| status.is_complete() && !status.missing().is_empty())
+    }
+
+    /// Reserves what is free on the nodes of the hold-back. Called whenever a pod ends.
+    pub(super) fn refresh_hold_back(&mut self) {
+        let Some(HoldBack { gang, until, nodes, .. }) = self.hold_back.clone() else { return };
+        self.view.cancel_reservation(&name(&gang));
+        let ledger = self.ledger();
+        let free = nodes.iter().filter_map(|node| free_parts(ledger.node(node)?, &gang));
+        let places: Vec<PodGrant> = free.collect();
+        let owner = format!("gang {gang}, which waits for more");
+        // The parts are free, so a conflict is impossible.
+        let _reserved = self.view.reserve(Reservation { name: name(&gang), owner, until, places }, None);
+    }
+
+    /// Frees the GPUs that are held back for a gang while it is placed. Returns whether it holds any back. A gang with
+    /// pods on nodes comes before all others, so it ends their hold-back.
+    pub(crate) fn lift_hold_back(&mut self, gang: &GangKey) -> bool {
+        let is_others = self.hold_back.as_ref().is_some_and(|held| held.gang != *gang);
+        if is_others && !self.nodes_of_gang(gang).is_empty() {
+            self.end_hold_back();
+        }
+        let is_own = self.hold_back.as_ref().is_some_and(|held| held.gang == *gang);
+        if is_own {
+            self.view.cancel_reservation(&name(gang));
+        }
+        is_own
+    }
+
+    /// Holds GPUs back again for a gang that was not placed, or ends the hold-back of one that was.
+    pub(crate) fn restore_hold_back(&mut self, gang: &GangKey) {
+        if self.waits_for_room(gang) {
+            self.refresh_hold_back();
+        } else {
+            self.end_hold_back();
+        }
+    }
+
+    /// Ends the hold-back in favour of a pod of higher priority. Returns whether there was one.
+    pub fn yield_hold_back(&mut self, priority: i32) -> bool {
+        let yields = self.yields_hold_back(priority);
+        if yields {
+            self.end_hold_back();
+        }
+        yields
+    }
+
+    /// Returns whether a gang of lower priority holds back GPUs.
+    #[must_use]
+    pub fn yields_hold_back(&self, priority: i32) -> bool {
+        self.hold_back.as_ref().is_some_and(|held| held.priority < priority)
+    }
+
+    fn end_hold_back(&mut self) {
+        if let Some(held) = self.hold_back.take() {
+            self.view.cancel_reservation(&name(&held.gang));
+        }
+    }
+}
+
+fn name(gang: &GangKey) -> ReservationName {
+    ReservationName(format!("hold-back/{}", super::reservation_name(gang)))
+}
+
+/// Returns the free parts of all GPUs of a node as one place, or `None` if nothing is free.
+fn free_parts(state: &NodeState, gang: &GangKey) -> Option<PodGrant> {
+    let gpus = state.node().gpus().iter().map(|gpu| gpu.index);
+    let holds: Vec<_> = gpus.filter_map(|gpu| Some((gpu, state.free_hold(gpu)?))).collect();
+    let node = state.node().name.clone();
+    let containers = vec![ContainerGrant { container: String::new(), role: ContainerRole::Main, holds }];
+    // No pod has such a UID, because UIDs have no spaces.
+    let pod = PodUid(format!("hold-back {gang} {node}"));
+    let place = PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers };
+    (!place.containers[0].holds.is_empty()).then_some(place)
+}

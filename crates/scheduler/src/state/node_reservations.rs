@@ -1,0 +1,149 @@
+//! Reservations that people make with a node annotation: GPUs that are kept for a waiting pod, or for none.
+//!
+//! They follow from nodes and pods alone, so a new leader finds them again. The reserved parts may still be in use;
+//! whatever becomes free of them is kept in the same step. As soon as the pod of a reservation fits on the node, the
+//! GPUs that it gets there are its place, as for a pod of a gang.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_core::grant::PodGrant;
+use tessera_core::ledger::Reservation;
+use tessera_core::node::NodeState;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::foreign::extender::ExtenderArgs;
+use tessera_wire::tessera::parsed_pod::ParsedPod;
+use tessera_wire::tessera::reservation::{self, NodeReservation};
+
+use super::{GpuPod, ReadableNode, State, Timestamp};
+
+/// The reservations of each node that has any, ended or not.
+pub(super) type NodeReservations = BTreeMap<NodeName, Vec<NodeReservation>>;
+
+impl State {
+    /// Replaces the reservations of a node by those of its annotations. An annotation that cannot be parsed reserves
+    /// nothing; `kubectl inspect gpu` reports it.
+    pub(super) fn set_node_reservations(&mut self, node: &NodeName, annotations: &BTreeMap<String, String>) {
+        let found = reservation::parse(annotations).unwrap_or_default();
+        if found.is_empty() && !self.node_reservations.contains_key(node) {
+            return;
+        }
+        let known = self.node_reservations.remove(node).unwrap_or_default();
+        for gone in known.iter().filter(|known| !found.contains(known)) {
+            self.view.cancel_reservation(&gone.ledger_name(node));
+        }
+        if !found.is_empty() {
+            self.node_reservations.insert(node.clone(), found);
+        }
+    }
+
+    /// Keeps what is free of the reserved GPUs, and gives up what has ended.
+    pub(super) fn refresh_node_reservations(&mut self) {
+        if self.node_reservations.is_empty() {
+            return;
+        }
+        let listed = |(node, all): (&NodeName, &Vec<NodeReservation>)| {
+            all.iter().map(|one| (node.clone(), one.clone())).collect::<Vec<_>>()
+        };
+        let all: Vec<(NodeName, NodeReservation)> = self.node_reservations.iter().flat_map(listed).collect();
+        for (node, reservation) in all {
+            let name = reservation.ledger_name(&node);
+            let known = self.ledger().reservation(&name).and_then(|known| known.places.into_iter().next());
+            let kept = self.kept_place(&node, &reservation, known.as_ref());
+            if kept == known {
+                continue;
+            }
+            self.view.cancel_reservation(&name);
+            let Some(place) = kept else { continue };
+            let namespace = reservation.pod.as_ref().filter(|pod| pod.uid == place.pod.0);
+            let namespace = namespace.map(|pod| pod.namespace.clone());
+            let until = self.steady_end(&reservation);
+            let owner = reservation.beneficiary();
+            // The parts are free, so there is no conflict, unless two nodes have reservations for one pod.
+            let _reserved = self
+                .view
+                .reserve(Reservation { name, owner, until, places: vec![place] }, namespace.as_deref());
+        }
+    }
+
+    /// Returns what a reservation keeps now, given what it has kept so far.
+    fn kept_place(
+        &self,
+        node: &NodeName,
+        reservation: &NodeReservation,
+        known: Option<&PodGrant>,
+    ) -> Option<PodGrant> {
+        if reservation.until_seconds() <= self.event_unix_seconds {
+            return None;
+        }
+        let state = self.ledger().node(node)?;
+        let without = known.and_then(|known| self.view.state_without(node, &known.pod));
+        let state = without.as_ref().unwrap_or(state);
+        let Some(owner) = &reservation.pod else { return reservation.free_parts(state) };
+        let uid = PodUid(owner.uid.clone());
+        let pod = self.pod(&uid).filter(|pod| pod.node.is_none())?;
+        if self.ledger().grant(&uid).is_some() {
+            return None;
+        }
+        let is_sound = |place: &&PodGrant| {
+            let holds = place.containers.iter().flat_map(|container| &container.holds);
+            place.pod == uid && holds.clone().all(|(gpu, hold)| state.fits(*gpu, *hold))
+        };
+        if let Some(place) = known.filter(is_sound) {
+            return Some(place.clone());
+        }
+        self.place_on(&uid, pod, node, state).or_else(|| reservation.free_parts(state))
+    }
+
+    /// Returns the place of a waiting pod on a node in this state, or `None` if the pod does not fit or is in a gang.
+    fn place_on(&self, uid: &PodUid, pod: &GpuPod, node: &NodeName, state: &NodeState) -> Option<PodGrant> {
+        if self.gang_key_of(uid).is_some() {
+            return None;
+        }
+        let parsed = ParsedPod::new(self, &pod.namespace, &pod.spec, &pod.annotations).ok()?;
+        let readable = ReadableNode { state, ..self.readable_node(&node.0).ok()? };
+        let request = parsed.request(readable.spec.unit);
+        let admission = self.admission(&readable, &parsed, &request);
+        admission.check_served().ok()?;
+        let containers = admission.place().ok()?.grants(state.node(), &request);
+        let (cpu, memory) = (request.cpu, request.memory);
+        Some(PodGrant { pod: uid.clone(), node: node.clone(), cpu, memory, containers })
+    }
+
+    /// Returns the end of a reservation by the steady clock.
+    fn steady_end(&self, reservation: &NodeReservation) -> Duration {
+        let left = reservation.until_seconds().saturating_sub(self.event_unix_seconds);
+        self.event_time.saturating_add(Duration::from_secs(u64::try_from(left).unwrap_or(0)))
+    }
+
+    /// Keeps and gives up reservations at a time without events.
+    pub(super) fn update_node_reservations(&mut self, now: Timestamp) {
+        if !self.node_reservations.is_empty() {
+            self.set_event_time(now);
+            self.refresh_node_reservations();
+        }
+    }
+
+    /// Returns the offered node on which GPUs are reserved for the pod of a call, if the pod is in no gang.
+    pub fn reserved_node<'a, N: AsRef<str>>(&self, args: &'a ExtenderArgs<N>) -> Option<&'a str> {
+        let place = self.reserved_place(&PodUid(args.pod.metadata.uid.clone()))?;
+        args.names().find(|name| *name == place.node.0)
+    }
+
+    /// Returns the place that a node annotation reserves for a pod.
+    pub(crate) fn reserved_place(&self, uid: &PodUid) -> Option<&PodGrant> {
+        if self.node_reservations.is_empty() || self.gang_key_of(uid).is_some() {
+            return None;
+        }
+        self.ledger().place(uid)
+    }
+
+    /// Describes the reservation for a waiting pod.
+    pub(crate) fn describe_reserved(&self, uid: &PodUid) -> Option<String> {
+        let (node, reservation) = self.node_reservations.iter().find_map(|(node, all)| {
+            let is_own = |one: &&NodeReservation| one.pod.as_ref().is_some_and(|pod| pod.uid == uid.0);
+            Some((node, all.iter().find(is_own)?))
+        })?;
+        Some(reservation.describe(node, self.reserved_place(uid).is_some()))
+    }
+}

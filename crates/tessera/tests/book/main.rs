@@ -1,0 +1,191 @@
+//! Checks the documentation against the code: every page is in the book, links resolve, and annotations, labels, events,
+//! alerts and messages are documented. `BLESS=1` writes the pages that are generated.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
+
+mod messages;
+mod translations;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Returns all files with this extension below a folder, relative to the root, sorted.
+fn files(folder: &str, extension: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Compares a generated page with its file. `BLESS=1` writes the file.
+fn golden(file: &str, text: &str) {
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(root().join(file), text).unwrap();
+    }
+    let expected = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+    for (number, (found, expected)) in text.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "{file} line {}; BLESS=1 updates the file", number + 1);
+    }
+    assert_eq!(text.lines().count(), expected.lines().count(), "{file}; BLESS=1 updates the file");
+}
+
+/// Returns the lines of Markdown outside of code blocks.
+fn prose_lines(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
+    })
+}
+
+/// Returns the targets of the links in Markdown.
+fn links(text: &str) -> Vec<String> {
+    let targets = prose_lines(text).flat_map(|line| line.split("](").skip(1));
+    targets.filter_map(|rest| rest.split(')').next()).map(str::to_owned).collect()
+}
+
+/// Returns the anchor of a heading, as GitHub and mdBook make it.
+fn anchor(heading: &str) -> String {
+    let heading = heading.to_lowercase();
+    let kept = heading.chars().filter_map(|letter| match letter {
+        ' ' | '-' => Some('-'),
+        letter if letter.is_alphanumeric() || letter == '_' => Some(letter),
+        _ => None,
+    });
+    kept.collect()
+}
+
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose_lines(text).filter(|line| line.starts_with('#'));
+    headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
+}
+
+#[test]
+fn the_book_lists_every_page() {
+    let listed: BTreeSet<String> =
+        links(&read("docs/SUMMARY.md")).into_iter().map(|page| format!("docs/{page}")).collect();
+    let mut pages: BTreeSet<String> = files("docs", "md").into_iter().collect();
+    pages.remove("docs/SUMMARY.md");
+    assert_eq!(listed, pages);
+}
+
+#[test]
+fn links_resolve() {
+    let pages = ["docs", "examples", "e2e"].into_iter().flat_map(|folder| files(folder, "md"));
+    let of_root = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
+    let mut broken = Vec::new();
+    for page in pages.chain(of_root.map(str::to_owned)) {
+        let text = read(&page);
+        for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
+            let (file, place) = link.split_once('#').unwrap_or((&link, ""));
+            let folder = root().join(&page).parent().unwrap().to_owned();
+            let target = if file.is_empty() { root().join(&page) } else { folder.join(file) };
+            let has_place = || {
+                let text = std::fs::read_to_string(&target).unwrap_or_default();
+                place.is_empty() || anchors(&text).contains(place)
+            };
+            if !target.exists() || !has_place() {
+                broken.push(format!("{page}: {link}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Returns the words in backticks in the first column of the tables of a page.
+fn first_column(text: &str) -> BTreeSet<String> {
+    let cells = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    cells.map(str::to_owned).collect()
+}
+
+/// Returns the string literals of the programs, without those of tests.
+fn literals() -> BTreeSet<String> {
+    let crates =
+        ["agent", "cli", "cluster", "core", "demo", "node", "scheduler", "serve", "sim", "tessera", "wire"];
+    let sources = crates.into_iter().flat_map(|name| files(&format!("crates/{name}/src"), "rs"));
+    let mut found = BTreeSet::new();
+    for file in sources.filter(|file| !file.contains("tests")) {
+        let text = read(&file);
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        found.extend(code.split('"').skip(1).step_by(2).map(str::to_owned));
+    }
+    found
+}
+
+#[test]
+fn annotations_and_labels_are_documented_and_exist() {
+    let (annotations, labels) = (read("docs/reference/annotations.md"), read("docs/reference/labels.md"));
+    let literals = literals();
+    let is_key = |literal: &&String| {
+        let is_ours = literal.starts_with("tessera.dev/") || literal.starts_with("ALIYUN_COM_");
+        let is_others = ["tencent.com/predicate", "gaia.tencent.com/", "cgpu."]
+            .iter()
+            .any(|name| literal.starts_with(name));
+        // Prefixes end with the separator.
+        (is_ours || is_others) && !literal.contains([' ', '=', '{']) && !literal.ends_with('_')
+    };
+    let told = format!("{annotations}{labels}");
+    let missing: Vec<&String> =
+        literals.iter().filter(is_key).filter(|key| !told.contains(key.trim_end_matches('-'))).collect();
+    assert!(missing.is_empty(), "not documented: {missing:#?}");
+    let manifests: String = ["agent", "scheduler"]
+        .into_iter()
+        .flat_map(|part| files(&format!("deploy/{part}"), "yaml"))
+        .map(|file| read(&file))
+        .collect();
+    let documented = first_column(&annotations).into_iter().chain(first_column(&labels));
+    let unknown: Vec<String> =
+        documented.filter(|key| !literals.contains(key) && !manifests.contains(key.as_str())).collect();
+    assert!(unknown.is_empty(), "documented, and neither in the code nor in the manifests: {unknown:#?}");
+}
+
+#[test]
+fn events_are_documented_and_exist() {
+    let notices = read("crates/scheduler/src/notices.rs");
+    let (_, reasons) = notices.split_once("pub enum NoticeReason {").unwrap();
+    let (reasons, _) = reasons.split_once('}').unwrap();
+    let mut written: BTreeSet<String> =
+        reasons.lines().filter_map(|line| line.trim().strip_suffix(',')).map(str::to_owned).collect();
+    for file in files("crates/agent/src/controller", "rs").iter().filter(|file| !file.contains("tests")) {
+        let text = read(file);
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+        let is_reason = |literal: &&str| {
+            let capitals = literal.chars().filter(char::is_ascii_uppercase).count();
+            capitals > 1
+                && literal.chars().all(|letter| letter.is_ascii_alphabetic())
+                && *literal != "GeForce"
+        };
+        let is_camel = |literal: &&str| literal.chars().any(|letter| letter.is_ascii_lowercase());
+        written
+            .extend(code.split('"').skip(1).step_by(2).filter(is_reason).filter(is_camel).map(str::to_owned));
+    }
+    assert_eq!(first_column(&read("docs/reference/events.md")), written);
+}
+
+#[test]
+fn every_alert_has_a_runbook() {
+    let alerts = read("deploy/monitoring/alerts.yaml");
+    let alerts: Vec<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let page = read("docs/runbooks.md");
+    let runbooks: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    assert_eq!(runbooks, alerts, "in the same order");
+}

@@ -1,0 +1,111 @@
+//! Annotations that say whether a pod may be evicted, and how much work an eviction loses.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_core::defragment::Fixed;
+
+use crate::foreign::objects::Pod;
+use crate::tessera::gang;
+
+/// Annotations that forbid evictions, with the value that does so: ours, cluster-autoscaler's and Karpenter's.
+pub const MARKS: [(&str, &str); 3] = [
+    ("tessera.dev/do-not-evict", "true"),
+    ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+    ("karpenter.sh/do-not-disrupt", "true"),
+];
+
+/// Annotation with the longest time between two checkpoints of a pod, such as `30m`.
+pub const CHECKPOINT_INTERVAL: &str = "tessera.dev/checkpoint-interval";
+
+/// Annotation of static pods, which no scheduler moves.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Returns why a pod with this controller must stay on its node, or `None` if it may be evicted.
+#[must_use]
+pub fn fixed(pod: &Pod, controller: Option<&str>) -> Option<Fixed> {
+    let meta = &pod.metadata;
+    let is_marked = |(key, value): &(&str, &str)| meta.annotations.get(*key).is_some_and(|set| set == value);
+    if let Some((key, _)) = MARKS.iter().find(|mark| is_marked(mark)) {
+        return Some(Fixed::Marked(key));
+    }
+    if meta.deletion_timestamp.is_some() {
+        return Some(Fixed::Ending);
+    }
+    if controller == Some("DaemonSet") || meta.annotations.contains_key(MIRROR) {
+        return Some(Fixed::BoundToNode);
+    }
+    if controller.is_none() {
+        return Some(Fixed::NoController);
+    }
+    if !matches!(gang::membership(pod), Ok(None)) {
+        return Some(Fixed::Gang);
+    }
+    let is_bound = !pod.spec.unchecked_constraints().is_empty() || !pod.spec.resource_claims.is_empty();
+    is_bound.then_some(Fixed::KnownToKubeScheduler)
+}
+
+/// Returns the work that an eviction loses: all since the start of the pod, or since its last checkpoint. A hint that
+/// cannot be parsed does not count.
+#[must_use]
+pub fn lost_work(annotations: &BTreeMap<String, String>, age: Duration) -> Duration {
+    let hint = annotations.get(CHECKPOINT_INTERVAL).and_then(|text| parse_duration(text));
+    hint.map_or(age, |interval| interval.min(age))
+}
+
+/// Parses a whole number of seconds, minutes or hours, such as `90s`, `30m` or `2h`.
+#[must_use]
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(seconds).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::foreign::objects::Metadata;
+
+    fn pod(annotations: &[(&str, &str)]) -> Pod {
+        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        Pod {
+            metadata: Metadata { annotations: annotations.collect(), ..Metadata::default() },
+            ..Pod::default()
+        }
+    }
+
+    #[test]
+    fn pods_without_a_controller_or_with_a_mark_stay() {
+        assert_eq!(fixed(&pod(&[]), Some("ReplicaSet")), None);
+        assert_eq!(fixed(&pod(&[]), None), Some(Fixed::NoController));
+        assert_eq!(fixed(&pod(&[]), Some("DaemonSet")), Some(Fixed::BoundToNode));
+        assert_eq!(fixed(&pod(&[("tessera.dev/gang", "train/2")]), Some("Job")), Some(Fixed::Gang));
+        for (key, value) in MARKS {
+            assert_eq!(fixed(&pod(&[(key, value)]), Some("Job")), Some(Fixed::Marked(key)));
+            let other = if value == "true" { "false" } else { "true" };
+            assert_eq!(fixed(&pod(&[(key, other)]), Some("Job")), None, "{key}={other}");
+        }
+        let mut ending = pod(&[]);
+        ending.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
+        assert_eq!(fixed(&ending, Some("Job")), Some(Fixed::Ending));
+    }
+
+    #[test]
+    fn a_checkpoint_bounds_the_lost_work() {
+        let lost = |hint: &str| {
+            lost_work(&pod(&[(CHECKPOINT_INTERVAL, hint)]).metadata.annotations, Duration::from_secs(4000))
+        };
+        assert_eq!(lost("90s"), Duration::from_secs(90));
+        assert_eq!(lost("30m"), Duration::from_secs(1800));
+        assert_eq!(lost("2h"), Duration::from_secs(4000), "the pod is younger");
+        for wrong in ["", "30", "-1m", "1.5h", "m", "99999999999999999999h", "9999999999999999999h", "3é"] {
+            assert_eq!(lost(wrong), Duration::from_secs(4000), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! What ships runs as it ships: the image of `deploy/image/build` and the chart, on a real kubelet, containerd and
+//! controller manager, installed, upgraded, rolled back and removed by Helm.
+
+mod gpus;
+
+use std::{cell::Cell, collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
+use serde_json::{Value, json};
+use tessera_wire::tessera::inventory;
+
+use super::Site;
+use crate::{
+    harness::{Cluster, Component, Harness, Parts, RealNode, deploy, pod},
+    scenarios::agent::eight_gpus,
+};
+
+/// The version of the cluster, as its API server announces it.
+const KUBERNETES: &str = "v1.36.4";
+const NAMESPACE: &str = "kube-system";
+const RELEASE: &str = "tessera";
+/// The label of node feature discovery for a PCI device of NVIDIA.
+const FOUND: &str = "feature.node.kubernetes.io/pci-10de.present=true";
+const SOON: Duration = Duration::from_secs(60);
+/// A small share of a GPU.
+const SMALL: [(&str, &str); 2] = [("tencent.com/vcuda-core", "5"), ("tencent.com/vcuda-memory", "5")];
+/// Time between two pods of the load.
+const LOAD_INTERVAL: Duration = Duration::from_millis(700);
+
+struct Installation {
+    site: Site,
+    node: RealNode,
+    values: PathBuf,
+    _proxy: Component,
+}
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let installed = Installation::prepare(&harness).await?;
+    installed.install(&[]).await?;
+    let kube_scheduler = installed.connect_kube_scheduler().await?;
+    installed.helm_test().await?;
+    installed.share_runs("steady").await?;
+    installed.refused().await?;
+    installed.upgrade_scheduler().await?;
+    installed.upgrade_all().await?;
+    installed.uninstall().await?;
+    drop(kube_scheduler);
+    Box::pin(installed.second_scheduler()).await
+}
+
+impl Installation {
+    /// Starts a cluster with one node whose GPU a discovery tool has found, and loads the image.
+    async fn prepare(harness: &Harness) -> Result<Self> {
+        let cluster = Cluster::start(harness, Parts::ALL).await?;
+        let node = cluster.add_node(1).await?;
+        let proxy = cluster.start_proxy(&node.name)?;
+        harness.load_shipped_image(&node, &["e2e.invalid/tessera:one", "e2e.invalid/tessera:two"])?;
+        harness.note("the image is built and loaded");
+        let gpus = harness.state("gpus")?;
+        fs::write(gpus.join("gpus.json"), inventory::print(&eight_gpus()))?;
+        let class = json!({ "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": { "name": "nvidia" }, "handler": "nvidia" });
+        let file = harness.state("manifests")?.join("runtime-class.json");
+        fs::write(&file, class.to_string())?;
+        cluster.kubectl(&["apply", "-f", &file.display().to_string()]).await?;
+        cluster.kubectl(&["label", "node", &node.name, FOUND]).await?;
+        let values = harness.state("manifests")?.join("values.json");
+        let content = json!({
+            "image": { "repository": "e2e.invalid/tessera", "tag": "one" },
+            "agent": {
+                "cdiDirectory": node.cdi(),
+                "extraArgs": ["--gpus=simulated:/etc/e2e/gpus.json"],
+                "extraVolumes": [{ "name": "e2e", "hostPath": { "path": gpus } }],
+                "extraVolumeMounts": [{ "name": "e2e", "mountPath": "/etc/e2e", "readOnly": true }],
+            },
+        });
+        fs::write(&values, content.to_string())?;
+        let site = Site { harness: harness.clone(), cluster: Arc::new(cluster) };
+        Ok(Self { site, node, values, _proxy: proxy })
+    }
+
+    fn cluster(&self) -> &Cluster {
+        &self.site.cluster
+    }
+
+    fn note(&self, text: &str) {
+        self.site.harness.note(text);
+    }
+
+    /// Installs or upgrades the chart and waits until everything is ready.
+    async fn install(&self, set: &[&str]) -> Result<()> {
+        let (chart, values) =
+            (deploy().join("chart").display().to_string(), self.values.display().to_string());
+        let mut arguments = vec!["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE];
+        arguments.extend(["--values", &values, "--wait", "--timeout", "150s"]);
+        arguments.extend(set.iter().flat_map(|value| ["--set", value]));
+        let outcome = self.cluster().helm(&arguments).await;
+        if outcome.is_err() {
+            let pods = self.cluster().kubectl(&["-n", NAMESPACE, "describe", "pods"]).await?;
+            self.note(&pods);
+            for app in ["tessera-agent", "tessera-scheduler"] {
+                let selector = format!("app={app}");
+                let logs = ["-n", NAMESPACE, "logs", "-l", &selector, "--all-containers", "--tail=20"];
+                self.note(&self.cluster().kubectl(&logs).await.unwrap_or_default());
+            }
+        }
+        outcome?;
+        self.note(&format!("helm upgrade --install {}: all is ready", set.join(" ")));
+        Ok(())
+    }
+
+    /// Restarts kube-scheduler with the shipped configuration and the address of the Service.
+    async fn connect_kube_scheduler(&self) -> Result<Component> {
+        if let Some(scheduler) = &self.cluster().scheduler {
+            scheduler.stop().await?;
+        }
+        let services: Api<Service> = Api::namespaced(self.cluster().client(), NAMESPACE);
+        let service = services.get("tessera-scheduler").await?.spec.unwrap_or_default();
+        let address = format!("{}:12345", service.cluster_ip.context("the Service has no address")?);
+        let address: SocketAddr = address.parse()?;
+        self.site.shipped_kube_scheduler("kube-scheduler-with-tessera", address).await
+    }
+
+    /// Runs `helm test`, which starts a pod with a share.
+    async fn helm_test(&self) -> Result<()> {
+        let outcome =
+            self.cluster().helm(&["test", RELEASE, "--namespace", NAMESPACE, "--timeout", "130s"]).await?;
+        ensure!(outcome.contains("Succeeded"), "{outcome}");
+        self.note("helm test: a pod with a share of a GPU ran");
+        Ok(())
+    }
+
+    /// Starts a pod with a share that stays, and checks that the container has its limits and the library.
+    async fn share_runs(&self, name: &str) -> Result<()> {
+        let script = "ls /etc/tessera && cat /etc/ld.so.preload && echo end && exec sleep 100000";
+        let asked = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
+        self.site.make(&pod(name, script, &asked)).await?;
+        self.cluster().wait_for_phase(name, "Running", SOON).await?;
+        let log = self.cluster().pods();
+        let parameters = kube::api::LogParams::default();
+        let text = self
+            .site
+            .harness
+            .wait_for("the log of the share", SOON, async || {
+                Ok(Some(log.logs(name, &parameters).await?).filter(|text| text.ends_with("end\n")))
+            })
+            .await?;
+        ensure!(text.contains("control") && text.contains("/usr/lib/tessera/libtessera.so"), "{text}");
+        self.note(&format!("{name} runs with a share, its limits and the library"));
+        Ok(())
+    }
+
+    /// Requests beyond the rights of the accounts are refused.
+    async fn refused(&self) -> Result<()> {
+        let cases: [(&str, &[&str]); 5] = [
+            ("tessera-agent", &["delete", "pod", "steady"]),
+            ("tessera-agent", &["get", "secrets", "-n", NAMESPACE]),
+            ("tessera-scheduler", &["get", "secrets", "-n", NAMESPACE]),
+            ("tessera-scheduler", &["annotate", "pod", "steady", "tessera.dev/grant=x", "--overwrite"]),
+            ("tessera-scheduler", &["label", "node", "node-1", "a=b"]),
+        ];
+        for (account, request) in cases {
+            let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+            let Err(refusal) = self.cluster().kubectl(&[&[user.as_str()], request].concat()).await else {
+                bail!("{account} may {}", request.join(" "));
+            };
+            ensure!(refusal.to_string().contains("orbidden"), "{account}: {refusal:#}");
+        }
+        self.note("verbs that are not granted are refused");
+        Ok(())
+    }
+
+    /// Changes the scheduler and goes back while pods with shares come and go. All of them run.
+    async fn upgrade_scheduler(&self) -> Result<()> {
+        let before = self.pods_of("tessera-scheduler").await?;
+        ensure!(before.len() == 2, "{before:?}");
+        let made = self
+            .under_load("first", async || {
+                self.install(&["scheduler.extraArgs={--no-events}"]).await?;
+                let after = self.pods_of("tessera-scheduler").await?;
+                ensure!(after.keys().all(|pod| !before.contains_key(pod)), "some replicas were not replaced");
+                self.rollback("1").await
+            })
+            .await?;
+        self.note(&format!("scheduler upgraded and rolled back: {made}"));
+        Ok(())
+    }
+
+    /// Upgrades everything to another image and goes back while pods with shares come and go. The kubelet rejects none of
+    /// them, although no agent runs for some seconds. Running pods run on.
+    async fn upgrade_all(&self) -> Result<()> {
+        let before = self.pods_of("tessera").await?;
+        let made = self
+            .under_load("second", async || {
+                self.install(&["image.tag=two"]).await?;
+                let after = self.pods_of("tessera").await?;
+                ensure!(after.values().all(|image| image.ends_with(":two")), "{after:?}");
+                self.rollback("1").await?;
+                let again = self.pods_of("tessera").await?;
+                ensure!(again.values().all(|image| image.ends_with(":one")), "{again:?}");
+                ensure!(again.keys().all(|pod| !before.contains_key(pod)), "some pods were not replaced");
+                Ok(())
+            })
+            .await?;
+        let steady = self.cluster().pods().get("steady").await?.status.unwrap_or_default();
+        let restarts =
+            steady.container_statuses.unwrap_or_default().iter().map(|c| c.restart_count).sum::<i32>();
+        ensure!(steady.phase.as_deref() == Some("Running") && restarts == 0, "steady: {:?}", steady.phase);
+        self.note(&format!("agent and scheduler upgraded and rolled back: {made}; the steady pod ran on"));
+        Ok(())
+    }
+
+    async fn rollback(&self, revision: &str) -> Result<()> {
+        let back = ["rollback", RELEASE, revision, "--namespace", NAMESPACE, "--wait", "--timeout", "150s"];
+        self.cluster().helm(&back).await?;
+        self.note("helm rollback: all is ready");
+        Ok(())
+    }
+
+    /// Makes pods without a controller until `changes` are done, and compares their GPUs. All of them must have run.
+    /// Returns what happened.
+    async fn under_load(&self, name: &str, changes: impl AsyncFnOnce() -> Result<()>) -> Result<String> {
+        let (stop, is_over, made) = (Cell::new(false), Cell::new(false), Cell::new(0));
+        let load = async {
+            while !stop.get() {
+                // The pods overlap, so that several share a GPU.
+                let one = pod(&format!("load-{name}-{:03}", made.get()), "exec sleep 3", &SMALL);
+                self.site.make(&one).await?;
+                made.set(made.get() + 1);
+                tokio::time::sleep(LOAD_INTERVAL).await;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        let changes = async {
+            let outcome = changes().await;
+            stop.set(true);
+            outcome
+        };
+        let work = async {
+            let (loaded, changed) = tokio::join!(load, changes);
+            let outcome = match changed.and(loaded) {
+                Ok(()) => self.all_ran(name, made.get()).await,
+                failed => failed,
+            };
+            is_over.set(true);
+            outcome
+        };
+        let (worked, compared) = tokio::join!(work, self.compare_gpus(&is_over));
+        worked?;
+        let (mut compared, made) = (compared?, made.get());
+        compared.pods.retain(|pod| pod.starts_with("load-"));
+        ensure!(compared.pods.len() * 2 > made, "only {} of {made} pods were compared", compared.pods.len());
+        Ok(format!(
+            "all {made} pods ran; {} comparisons with {} of them: each held the GPU it was granted, none a device of \
+             another, and no GPU was over 100 % or its memory",
+            compared.rounds,
+            compared.pods.len()
+        ))
+    }
+
+    /// Returns our pods and their images.
+    async fn pods_of(&self, prefix: &str) -> Result<BTreeMap<String, String>> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster().client(), NAMESPACE);
+        let ours = pods.list(&ListParams::default()).await?.items.into_iter();
+        let ours = ours.filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let named = ours.filter_map(|pod| {
+            let image = pod.spec?.containers.first()?.image.clone()?;
+            Some((pod.metadata.name?, image))
+        });
+        Ok(named.filter(|(name, _)| name.starts_with(prefix)).collect())
+    }
+
+    /// Waits until all pods of the load have ended well.
+    async fn all_ran(&self, load: &str, count: usize) -> Result<()> {
+        let pods = self.cluster().pods();
+        let all = self
+            .site
+            .harness
+            .wait_for(&format!("{count} pods to have ended"), Duration::from_secs(120), async || {
+                let mut all = pods.list(&ListParams::default()).await?.items;
+                all.retain(|pod| name(pod).starts_with(&format!("load-{load}-")));
+                let ended = all.iter().filter(|pod| matches!(phase(pod), "Succeeded" | "Failed")).count();
+                ensure!(ended == count, "{ended} of {count} pods have ended");
+                Ok(Some(all))
+            })
+            .await?;
+        for pod in all {
+            ensure!(phase(&pod) == "Succeeded", "{} failed: {:?}", name(&pod), pod.status);
+        }
+        Ok(())
+    }
+
+    /// Installs a second kube-scheduler, with the policy of this version of Kubernetes and with the webhook for older
+    /// ones. Pods that ask for GPUs get it without naming it, unless they opt out.
+    async fn second_scheduler(&self) -> Result<()> {
+        let _own = self.cluster().start_scheduler("kube-scheduler-of-cluster", json!({}))?;
+        let repository = "e2e.invalid/kube-scheduler";
+        self.site.harness.load_kube_scheduler_image(&self.node, &format!("{repository}:{}", KUBERNETES))?;
+        let image = format!("scheduler.kubeScheduler.repository={repository}");
+        for by in ["policy", "webhook"] {
+            self.wait_for_name("default-scheduler").await?;
+            let by_value = format!("scheduler.schedulerNameBy={by}");
+            self.install(&["scheduler.mode=second", &image, &by_value]).await?;
+            Box::pin(self.name_is_set(by)).await?;
+            self.uninstall().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a pod that asks for GPUs and names no scheduler would get this one. The API server follows new and
+    /// deleted policies after a moment.
+    async fn wait_for_name(&self, scheduler: &str) -> Result<()> {
+        let probe = PostParams { dry_run: true, ..PostParams::default() };
+        self.site
+            .harness
+            .wait_for(&format!("pods with GPUs to get schedulerName {scheduler}"), SOON, async || {
+                let made = self.cluster().pods().create(&probe, &pod("probe", "true", &SMALL)).await?;
+                Ok((scheduler_of(&made) == scheduler).then_some(()))
+            })
+            .await
+    }
+
+    /// Checks which pods get the second kube-scheduler, and that one of them runs.
+    async fn name_is_set(&self, by: &str) -> Result<()> {
+        self.wait_for_name("tessera").await?;
+        let pods = self.cluster().pods();
+        let mut out = pod("opted-out", "true", &SMALL);
+        out.metadata.labels = Some([("tessera.dev/scheduler".to_owned(), "default".to_owned())].into());
+        let mut named = pod("named", "true", &SMALL);
+        if let Some(spec) = &mut named.spec {
+            spec.scheduler_name = Some("another".to_owned());
+        }
+        let probe = PostParams { dry_run: true, ..PostParams::default() };
+        for (other, expected) in
+            [(pod("plain", "true", &[]), "default-scheduler"), (out, "default-scheduler"), (named, "another")]
+        {
+            let made = pods.create(&probe, &other).await?;
+            ensure!(scheduler_of(&made) == expected, "{} has {}", name(&made), scheduler_of(&made));
+        }
+        let unmodified = format!("unmodified-{by}");
+        self.share_runs(&unmodified).await?;
+        let bound = pods.get(&unmodified).await?;
+        ensure!(scheduler_of(&bound) == "tessera", "bound by {}", scheduler_of(&bound));
+        self.helm_test().await?;
+        self.note(&format!(
+            "second scheduler by {by}: unmodified pods get it; others, named and those that opted out do not"
+        ));
+        Ok(())
+    }
+
+    /// Uninstalls: pods with GPUs run on, and nothing of ours is left but what the documentation tells to remove.
+    async fn uninstall(&self) -> Result<()> {
+        self.cluster()
+            .helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s"])
+            .await?;
+        let kinds = self.cluster().kubectl(&["api-resources", "--verbs=list", "-o", "name"]).await?;
+        let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
+        let all = ["get", &kinds.join(","), "--all-namespaces", "--ignore-not-found", "-o", "json"];
+        let all: Value = serde_json::from_str(&self.cluster().kubectl(&all).await?)?;
+        let mut left = Vec::new();
+        for object in all["items"].as_array().context("no objects")? {
+            let (kind, meta) = (object["kind"].as_str().unwrap_or_default(), &object["metadata"]);
+            let object_name = meta["name"].as_str().unwrap_or_default();
+            let is_of_pod = kind == "Pod" || kind == "PodMetrics";
+            if object_name.contains("tessera") && !is_of_pod {
+                left.push(format!("{kind} {object_name}"));
+            }
+        }
+        ensure!(left.is_empty(), "left: {left:?}");
+        let steady = self.cluster().pods().get("steady").await?.status.unwrap_or_default();
+        ensure!(steady.phase.as_deref() == Some("Running"), "the pod with a share ended: {:?}", steady.phase);
+        self.note("uninstalled: the pod with a share runs on, no object is left");
+        Ok(())
+    }
+}
+
+fn scheduler_of(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default()
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
