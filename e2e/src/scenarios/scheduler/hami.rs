@@ -38,6 +38,13 @@ const WAVE: usize = 25;
 /// Memory of each GPU of the stage.
 const GPU_MEMORY_MIB: u64 = 81_920;
 
+/// What the kubelet's device manager says of pods that it admits before it knows the devices of all plugins.
+const KUBELET_STARTS: [&str; 3] = [
+    "no healthy devices present",
+    "cannot allocate unregistered device",
+    "requested number of devices unavailable",
+];
+
 const GPU: &str = "nvidia.com/gpu";
 const MEMORY: &str = "nvidia.com/gpumem";
 const PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
@@ -164,13 +171,17 @@ impl Scene {
                 }
             };
             let lost = self.until_ended(&names).await?;
-            // A kubelet that starts again on a busy machine may admit pods before it has connected to the plugins.
+            // A kubelet that starts again on a busy machine may admit pods before it has connected to the plugins, and
+            // before it has received all their devices.
             let is_expected = |reason: &String| match killed {
                 "the agent" => true,
-                "the kubelet" => reason.contains("no healthy devices present"),
+                "the kubelet" => KUBELET_STARTS.iter().any(|text| reason.contains(text)),
                 _ => false,
             };
-            ensure!(lost.iter().all(is_expected), "pods were rejected after {killed} was killed: {lost:?}");
+            ensure!(
+                lost.iter().all(is_expected),
+                "pods were rejected in wave {wave}, in which {killed} was killed: {lost:?}"
+            );
             let lost = lost.len();
             rejected += lost;
             self.stage.wait_until_ready().await?;
