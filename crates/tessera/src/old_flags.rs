@@ -76,6 +76,14 @@ pub(crate) fn translate(
             verbosity = flag.value.map(str::to_owned).or_else(next);
             continue;
         }
+        if flag.name == "version" {
+            if flag.value == Some("false") {
+                continue;
+            }
+            translated.truncate(1);
+            translated.push("--version".into());
+            return translated;
+        }
         let known = own.iter().chain(OF_BOTH).find(|(name, ..)| *name == flag.name);
         match known {
             Some((name, takes_value, _)) => {
@@ -229,6 +237,14 @@ mod tests {
         assert_eq!(with(&[("LOG_LEVEL", "5")], "tessera agent --log error"), "tessera agent --log error");
         assert_eq!(with(&[("LOG_LEVEL", "5"), ("TESSERA_LOG", "info")], "tessera agent"), "tessera agent");
         assert_eq!(with(&set, "tessera place"), "tessera place");
+    }
+
+    #[test]
+    fn version_prints_that_of_the_program() {
+        check("agent --v=5 --version", "--version");
+        check("scheduler --version=raw", "--version");
+        check("scheduler --version=false --policy simple", "scheduler --policy simple");
+        check("place --version", "place --version");
     }
 
     #[test]
