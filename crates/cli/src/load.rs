@@ -30,6 +30,13 @@ pub(crate) async fn client(source: &SourceOptions) -> Result<Client> {
     Ok(connect_in(source.kubeconfig.as_deref(), source.context.as_deref()).await?)
 }
 
+/// Returns the namespace of the kubeconfig's context, or `default` without a kubeconfig, which `--endpoint` does not
+/// need.
+pub(crate) async fn default_namespace(source: &SourceOptions) -> String {
+    let client = client(source).await;
+    client.map_or_else(|_| "default".to_owned(), |client| client.default_namespace().to_owned())
+}
+
 /// Reads the rules that the scheduler publishes, if the user may read them. Options of the user
 /// win.
 pub(crate) async fn rules(client: &Client, source: &SourceOptions) -> Rules {
