@@ -226,6 +226,10 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
         Some((namespace, name)) => (Some(namespace.to_owned()), name),
         None => (options.namespace.clone(), options.pod.as_str()),
     };
+    let is_empty = name.is_empty() || namespace.as_deref() == Some("");
+    if is_empty || name.contains('/') {
+        bail!("{:?} is not a pod; write NAME or NAMESPACE/NAME", options.pod);
+    }
     let answer = match &source.endpoint {
         Some(endpoint) => {
             let namespace = match namespace {
@@ -319,6 +323,7 @@ async fn cluster(source: &SourceOptions, selection: &NodeSelection) -> Result<(O
     {
         match endpoint::survey(endpoint, selection).await {
             Ok(survey) => return Ok((None, survey)),
+            Err(error) if error.is::<load::SchedulerRefusal>() => return Err(error),
             Err(error) => {
                 eprintln!(
                     "warning: the API server is read, because --endpoint {endpoint} cannot be: {error:#}"

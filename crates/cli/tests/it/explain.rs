@@ -461,6 +461,14 @@ fn endpoint_queries_a_scheduler() {
         let warning = "warning: the API server is read, because --endpoint http://127.0.0.1:1 cannot be: ";
         assert!(said.contains(warning), "{view} says where its data come from: {said}");
     }
+    let unknown = stage.run(GPU, &["tree", "nobody", "--endpoint", &url]);
+    let said = String::from_utf8(unknown.stderr).unwrap();
+    assert_eq!(said, "error: node nobody does not exist or has ended\n", "the scheduler has answered");
+    for bad in ["", "a/b/c", "/name", "team/", "pod/"] {
+        let (api, scheduler) = errors(&["explain", bad]);
+        assert_eq!(api, format!("error: {bad:?} is not a pod; write NAME or NAMESPACE/NAME\n"));
+        assert_eq!(api, scheduler);
+    }
     // The scheduler alone is enough: there is no API server behind this kubeconfig.
     std::fs::write(stage.kubeconfig(), "{}").unwrap();
     for command in [&["top", "--once"][..], &["tree"], &["overview"], &["what-if", "nvidia.com/gpu=1"]] {
