@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tessera_core::gpu::Health;
 use tessera_wire::foreign::dialect::vcuda;
 use tessera_wire::tessera::rules::Rules;
-use tessera_wire::tessera::{gpu_cordon, grant, inventory};
+use tessera_wire::tessera::{gpu_cordon, grant, inventory, parsed_node};
 
 use crate::load::from_scheduler;
 use crate::options::NodeSelection;
@@ -94,9 +94,12 @@ fn node(detail: &Value) -> Result<tessera_wire::foreign::objects::Node, serde_js
         Some(ready) => json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]),
         None => json!([]),
     };
+    let mut annotations = json!({inventory::KEY: published, gpu_cordon::KEYS[0]: cordoned.join(",")});
+    if let Some(kind) = detail["instanceType"].as_str() {
+        annotations[parsed_node::TYPE_KEY] = kind.into();
+    }
     serde_json::from_value(json!({
-        "metadata": {"name": detail["name"],
-                     "annotations": {inventory::KEY: published, gpu_cordon::KEYS[0]: cordoned.join(",")}},
+        "metadata": {"name": detail["name"], "annotations": annotations},
         "spec": {"unschedulable": detail["cordoned"] == true},
         "status": {"allocatable": {"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()},
                    "conditions": conditions},

@@ -30,6 +30,13 @@ pub(crate) async fn client(source: &SourceOptions) -> Result<Client> {
     Ok(connect_in(source.kubeconfig.as_deref(), source.context.as_deref()).await?)
 }
 
+/// Returns the namespace of the kubeconfig's context, or `default` without a kubeconfig, which `--endpoint` does not
+/// need.
+pub(crate) async fn default_namespace(source: &SourceOptions) -> String {
+    let client = client(source).await;
+    client.map_or_else(|_| "default".to_owned(), |client| client.default_namespace().to_owned())
+}
+
 /// Reads the rules that the scheduler publishes, if the user may read them. Options of the user
 /// win.
 pub(crate) async fn rules(client: &Client, source: &SourceOptions) -> Rules {
@@ -221,18 +228,23 @@ pub(crate) async fn post_to_scheduler<T: DeserializeOwned>(
     parse_answer(Fetcher::new(SCHEDULER_TIMEOUT).post(&url, body).await, url)
 }
 
+/// The answer of a scheduler that there is nothing to show, such as for an unknown node.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct SchedulerRefusal(String);
+
 fn parse_answer<T: DeserializeOwned>(answer: Result<String, FetchError>, url: String) -> Result<T> {
     let text = match answer {
         Ok(text) => text,
         // Tessera's scheduler and the other extenders report errors as JSON.
         Err(FetchError::Status { code, text }) => match error_of(&text) {
-            Some(error) => bail!("{error}"),
+            Some(error) => return Err(SchedulerRefusal(error).into()),
             None => bail!("{url}: unexpected status code {code}"),
         },
         Err(error) => return Err(error).with_context(|| url),
     };
     if let Some(error) = error_of(&text) {
-        bail!("{error}");
+        return Err(SchedulerRefusal(error).into());
     }
     serde_json::from_str(&text).with_context(|| format!("{url}: the response is not that of a GPU scheduler"))
 }

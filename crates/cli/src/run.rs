@@ -182,6 +182,15 @@ async fn view_by_scheduler(
     if view.watch || view.selection.selector.is_some() || view.selection.field_selector.is_some() {
         bail!("--endpoint shows all nodes once; remove --watch and the selectors, or --endpoint");
     }
+    if context.plugin == Plugin::Gpu && view.output == Some(OutputFormat::Wide) {
+        // Only the dashboard's API has what the columns show.
+        let survey = endpoint::survey(endpoint, &view.selection).await?;
+        if let Some(problem) = report_empty(&survey, &view.selection, context.plugin) {
+            problem?;
+        }
+        print(&context.fitted_view(&render(&survey, view, context)?, view));
+        return Ok(ExitCode::SUCCESS);
+    }
     let node = view.selection.node.as_ref().map(|node| format!("/{node}")).unwrap_or_default();
     let text = match context.plugin {
         Plugin::Gpu => {
@@ -217,9 +226,16 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
         Some((namespace, name)) => (Some(namespace.to_owned()), name),
         None => (options.namespace.clone(), options.pod.as_str()),
     };
+    let is_empty = name.is_empty() || namespace.as_deref() == Some("");
+    if is_empty || name.contains('/') {
+        bail!("{:?} is not a pod; write NAME or NAMESPACE/NAME", options.pod);
+    }
     let answer = match &source.endpoint {
         Some(endpoint) => {
-            let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+            let namespace = match namespace {
+                Some(namespace) => namespace,
+                None => load::default_namespace(source).await,
+            };
             load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?
         }
         None => {
@@ -270,8 +286,11 @@ async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context)
     what_if::pod("default", &options.request, &options.annotation)?;
     let answer = match &source.endpoint {
         Some(endpoint) => {
-            let namespace = options.namespace.as_deref().unwrap_or("default");
-            let pod = what_if::pod(namespace, &options.request, &options.annotation)?;
+            let namespace = match &options.namespace {
+                Some(namespace) => namespace.clone(),
+                None => load::default_namespace(source).await,
+            };
+            let pod = what_if::pod(&namespace, &options.request, &options.annotation)?;
             load::post_to_scheduler(endpoint, "/what-if", &pod).await?
         }
         None => {
@@ -295,14 +314,22 @@ async fn what_if_pod(source: &SourceOptions, options: &WhatIf, context: Context)
 }
 
 /// Reads the cluster from the API server, or with `--endpoint` from a scheduler. An endpoint without the API of
-/// Tessera's scheduler, or one that does not answer, serves measurements only.
+/// Tessera's scheduler, or one that does not answer, serves measurements only, and a warning says so. Only the API
+/// server knows which nodes a selector matches.
 async fn cluster(source: &SourceOptions, selection: &NodeSelection) -> Result<(Option<Client>, Survey)> {
     if let Some(endpoint) = &source.endpoint
         && selection.selector.is_none()
         && selection.field_selector.is_none()
-        && let Ok(survey) = endpoint::survey(endpoint, selection).await
     {
-        return Ok((None, survey));
+        match endpoint::survey(endpoint, selection).await {
+            Ok(survey) => return Ok((None, survey)),
+            Err(error) if error.is::<load::SchedulerRefusal>() => return Err(error),
+            Err(error) => {
+                eprintln!(
+                    "warning: the API server is read, because --endpoint {endpoint} cannot be: {error:#}"
+                );
+            }
+        }
     }
     let client = load::client(source).await?;
     let survey = load::survey(&client, source, selection).await?;

@@ -60,7 +60,7 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
         let own = Totals::of(facts, state);
         totals.add(&own);
         let gpus = state.node().gpus();
-        let bars = gpus.iter().map(|gpu| gpu_bar(gpu, state, bar, form.paint) + &" ".repeat(gap));
+        let bars = gpus.iter().map(|gpu| gpu_bar(gpu, (facts, state), bar, form.paint) + &" ".repeat(gap));
         let bars: String = bars.collect();
         let padding = " ".repeat(bars_width.saturating_sub((bar + gap) * gpus.len()));
         let memory = format!("{} of {} GiB", own.free_memory.0 / 1024, own.memory.0 / 1024);
@@ -128,11 +128,7 @@ struct Totals {
 impl Totals {
     fn of(facts: &NodeFacts, state: &NodeState) -> Self {
         let mut totals = Self::default();
-        let node_problem = match (facts.ready, facts.cordoned) {
-            (Some(false), _) => Some("on nodes that are not ready"),
-            (_, true) => Some("on cordoned nodes"),
-            _ => None,
-        };
+        let node_problem = node_problem(facts);
         for gpu in state.node().gpus() {
             totals.gpus += 1;
             totals.memory += gpu.memory;
@@ -163,6 +159,15 @@ impl Totals {
     }
 }
 
+/// Returns why no GPU of a node takes new pods, if none does.
+fn node_problem(facts: &NodeFacts) -> Option<&'static str> {
+    match (facts.ready, facts.cordoned) {
+        (Some(false), _) => Some("on nodes that are not ready"),
+        (_, true) => Some("on cordoned nodes"),
+        _ => None,
+    }
+}
+
 /// Returns the free part of a GPU by the scarcer of compute and memory.
 fn free_part(gpu: &Gpu, state: &NodeState) -> f64 {
     let room = state.room(gpu.index);
@@ -173,7 +178,8 @@ fn free_part(gpu: &Gpu, state: &NodeState) -> f64 {
     part(room.memory.0, gpu.memory.0).min(f64::from(room.compute_percent.0) / 100.0).clamp(0.0, 1.0)
 }
 
-fn gpu_bar(gpu: &Gpu, state: &NodeState, bar: usize, paint: Paint) -> String {
+/// Draws a GPU. The part that is not held is free only if the node takes new pods.
+fn gpu_bar(gpu: &Gpu, (facts, state): (&NodeFacts, &NodeState), bar: usize, paint: Paint) -> String {
     if !gpu.health.is_healthy() {
         return paint.bad(&"x".repeat(bar));
     }
@@ -192,7 +198,11 @@ fn gpu_bar(gpu: &Gpu, state: &NodeState, bar: usize, paint: Paint) -> String {
         _ if bar == 1 => 1,
         _ => held.clamp(1, bar - 1),
     };
-    format!("{}{}", paint.notable(&"#".repeat(held)), paint.good(&".".repeat(bar - held)))
+    let rest = match node_problem(facts) {
+        Some(_) => paint.bad(&"x".repeat(bar - held)),
+        None => paint.good(&".".repeat(bar - held)),
+    };
+    paint.notable(&"#".repeat(held)) + &rest
 }
 
 /// Lists the pods on each GPU of a node.

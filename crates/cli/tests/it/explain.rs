@@ -190,6 +190,88 @@ open: GPU 0
     assert!(text.contains("\n  team/slice "), "the overview lists what the dashboard lists: {text}");
 }
 
+/// Messages of kube-scheduler for a pod that waits although GPUs are free: one of every plugin that filters, of
+/// preemption, of gates, and of errors.
+const REPORTS: [(&str, &str); 24] = [
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) were unschedulable."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) had untolerated taint(s)."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't match the requested node name."),
+    (
+        "Unschedulable",
+        "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.",
+    ),
+    ("Unschedulable", "0/1 nodes are available: 1 Insufficient cpu."),
+    ("Unschedulable", "0/1 nodes are available: 1 Insufficient memory."),
+    ("Unschedulable", "0/1 nodes are available: 1 Insufficient ephemeral-storage."),
+    ("Unschedulable", "0/1 nodes are available: 1 Insufficient example.com/nic."),
+    ("Unschedulable", "0/1 nodes are available: 1 Too many pods."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) had no available disk."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) exceed max volume count."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't find available persistent volumes to bind."),
+    ("Unschedulable", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) had volume node affinity conflict."),
+    ("Unschedulable", "0/1 nodes are available: persistentvolumeclaim \"data\" not found."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't match pod affinity rules."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules."),
+    ("Unschedulable", "0/1 nodes are available: 1 cannot allocate all claims."),
+    ("Unschedulable", "0/1 nodes are available: 1 Preemption is not helpful for scheduling."),
+    ("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"),
+    ("SchedulerError", "running PreBind plugin: timed out"),
+];
+
+/// Whatever keeps kube-scheduler from placing a pod: no view of the plugin says that it fits, all of them show the
+/// report, and the views by the API server and by the scheduler agree.
+#[test]
+fn no_view_says_that_a_waiting_pod_fits() {
+    let stage = Stage::of(&[node("free", "10.0.0.1", "GiB", &[T4, T4])], &[]);
+    stage.scheduler(&json!(rules::print(&settings().rules())));
+    for (place, (reason, message)) in REPORTS.iter().enumerate() {
+        let mut waits = pod("team", &format!("p-{place}"), "", &[("nvidia.com/gpu", 1)], json!({}));
+        waits["status"] = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled",
+            "status": "False", "reason": reason, "message": message }] });
+        stage.pod(&waits);
+    }
+    stage.pod(&pod("team", "unseen", "", &[("nvidia.com/gpu", 1)], json!({})));
+    let url = serve(&stage, scheduler(&stage));
+    let by = |arguments: &[&str]| {
+        let asked: Vec<&str> = arguments.iter().chain(&["--endpoint", &url]).copied().collect();
+        [stage.text(GPU, arguments), stage.text(GPU, &asked)]
+    };
+    for (place, (_, message)) in REPORTS.iter().enumerate() {
+        let name = format!("team/p-{place}");
+        let [api, scheduler] = by(&["explain", &name]);
+        assert_eq!(api, scheduler, "{message}");
+        let begin = format!("pod {name} waits\nkube-scheduler: {message}\n");
+        assert!(api.starts_with(&begin), "the report comes first: {api}");
+        assert!(!api.contains("fits"), "{message}: {api}");
+        let [api, scheduler] = by(&["explain", &name, "-o", "json"]);
+        assert_eq!(api, scheduler, "{message}");
+        assert!(!api.contains("\"fits\": true") && !api.contains("fits on"), "{message}: {api}");
+        assert!(api.contains("\"waits\": true"), "{message}: {api}");
+    }
+    let [api, scheduler] = by(&["explain", "team/unseen"]);
+    assert_eq!(api, scheduler);
+    let unseen = "pod team/unseen waits\nkube-scheduler has not reported on the pod yet";
+    assert!(api.starts_with(unseen) && !api.contains("fits"), "{api}");
+    let overview = |endpoint: &[&str]| {
+        let mut command = stage.command(GPU);
+        let output = command.arg("overview").args(endpoint).env("COLUMNS", "200").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for text in [overview(&[]), overview(&["--endpoint", &url])] {
+        assert!(text.contains(&format!("{} pods wait for GPUs:", REPORTS.len() + 1)), "{text}");
+        for (place, (_, message)) in REPORTS.iter().enumerate() {
+            let name = format!("  team/p-{place} ");
+            let line = text.lines().find(|line| line.starts_with(&name)).unwrap();
+            assert!(line.ends_with(message), "{line}");
+        }
+        assert!(!text.contains("fits"), "{text}");
+    }
+}
+
 /// Invalid limits affect only the pods that they concern.
 #[test]
 fn invalid_limits_are_reported_for_affected_pods() {
@@ -260,6 +342,7 @@ fn claims_and_gangs_are_shown_as_the_scheduler_shows_them() {
     t4["spec"]["unschedulable"] = true.into();
     t4["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
     let stage = Stage::of(&[t4, node("a10", "10.0.0.1", "GiB", &[A10, A10])], &[]);
+    stage.scheduler(&json!(rules::print(&settings().rules())));
     let selector = json!({ "cel": { "expression": "device.driver == \"gpu.tessera.dev\"" } });
     let class = json!({ "metadata": { "name": "tessera" }, "spec": { "selectors": [selector] } });
     stage.server.create("/apis/resource.k8s.io/v1/deviceclasses", class.clone()).unwrap();
@@ -307,10 +390,8 @@ fn claims_and_gangs_are_shown_as_the_scheduler_shows_them() {
     };
     let tree = both(&["tree", "t4", "--no-agents", "-o", "wide"]);
     assert!(tree.contains("team/held/claim [50% 4 GiB]") && tree.contains("GPU3 cordoned"), "{tree}");
-    // Only the scheduler knows its policy, which the first line shows.
-    let details = |text: String| text.split_once('\n').unwrap().1.to_owned();
-    let asked: Vec<&str> = ["-d", "t4"].iter().chain(&endpoint).copied().collect();
-    assert_eq!(details(stage.text(GPU, &["-d", "t4"])), details(stage.text(GPU, &asked)));
+    let details = both(&["-d", "t4"]);
+    assert!(details.starts_with("gpu policy: tessera\n"), "{details}");
     both(&[]);
     let text = both(&["explain", "team/by-claim"]);
     assert!(text.contains("requests claim: 3 GPUs"), "{text}");
@@ -357,6 +438,37 @@ fn endpoint_queries_a_scheduler() {
     assert_eq!(api, scheduler);
     let (api, scheduler) = both(GPU, &["tree", "t4", "--no-agents", "-o", "wide"]);
     assert_eq!(api, scheduler);
+    for wide in [&["-o", "wide"][..], &["-o", "wide", "blocks", "--no-headers"]] {
+        // One node cannot be read, which the scheduler knows and the columns do not show.
+        let (api, scheduler) = both(GPU, wide);
+        assert_eq!(api, scheduler, "{wide:?}");
+    }
+    let errors = |arguments: &[&str]| {
+        let asked: Vec<&str> = arguments.iter().chain(&endpoint).copied().collect();
+        let error = |arguments: &[&str]| String::from_utf8(stage.run(GPU, arguments).stderr).unwrap();
+        (error(arguments), error(&asked))
+    };
+    let (api, scheduler) = errors(&["explain", "team/bad"]);
+    assert_eq!(api, scheduler);
+    assert!(api.starts_with("error: the GPU request of pod team/bad is invalid: "), "{api}");
+    let (api, scheduler) = both(GPU, &["--context", "team", "explain", "share-large"]);
+    assert_eq!(api, scheduler, "the namespace of the context counts with --endpoint, too");
+    let (api, scheduler) = both(GPU, &["--context", "team", "what-if", "aliyun.com/gpu-mem=8"]);
+    assert_eq!(api, scheduler);
+    for view in ["overview", "tree", "top"] {
+        let output = stage.run(GPU, &[view, "--endpoint", "http://127.0.0.1:1"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        let warning = "warning: the API server is read, because --endpoint http://127.0.0.1:1 cannot be: ";
+        assert!(said.contains(warning), "{view} says where its data come from: {said}");
+    }
+    let unknown = stage.run(GPU, &["tree", "nobody", "--endpoint", &url]);
+    let said = String::from_utf8(unknown.stderr).unwrap();
+    assert_eq!(said, "error: node nobody does not exist or has ended\n", "the scheduler has answered");
+    for bad in ["", "a/b/c", "/name", "team/", "pod/"] {
+        let (api, scheduler) = errors(&["explain", bad]);
+        assert_eq!(api, format!("error: {bad:?} is not a pod; write NAME or NAMESPACE/NAME\n"));
+        assert_eq!(api, scheduler);
+    }
     // The scheduler alone is enough: there is no API server behind this kubeconfig.
     std::fs::write(stage.kubeconfig(), "{}").unwrap();
     for command in [&["top", "--once"][..], &["tree"], &["overview"], &["what-if", "nvidia.com/gpu=1"]] {

@@ -94,8 +94,9 @@ pub(super) async fn explain_pod(
     Path((namespace, pod)): Path<(String, String)>,
 ) -> Response {
     let error = format!("pod {namespace}/{pod} is not known, has ended, or asks for no GPU");
+    let is_invalid = format!("the GPU request of pod {namespace}/{pod} is invalid");
     match run_view(&app, move |app| explain::explain(app, &namespace, &pod)).await {
-        Ok(Some(explained)) => explained_response(explained),
+        Ok(Some(explained)) => explained_response(explained, |bad| format!("{is_invalid}: {bad}")),
         Ok(None) => (StatusCode::NOT_FOUND, Json(json!({ "error": error }))).into_response(),
         Err(answer) => answer,
     }
@@ -111,13 +112,17 @@ pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Resp
     };
     run_view(&app, move |app| explain::what_if(app, &pod))
         .await
-        .map_or_else(|answer| answer, explained_response)
+        .map_or_else(|answer| answer, |explained| explained_response(explained, ToString::to_string))
 }
 
-fn explained_response(explained: Result<PodExplanation, BadPodObject>) -> Response {
+/// Answers with an explanation, or with the text of `describe` for a pod that cannot be parsed.
+fn explained_response(
+    explained: Result<PodExplanation, BadPodObject>,
+    describe: impl FnOnce(&BadPodObject) -> String,
+) -> Response {
     match explained {
         Ok(explanation) => Json(explanation).into_response(),
-        Err(bad) => Json(json!({ "error": bad.to_string(), "nodes": [] })).into_response(),
+        Err(bad) => Json(json!({ "error": describe(&bad), "nodes": [] })).into_response(),
     }
 }
 

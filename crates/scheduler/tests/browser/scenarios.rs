@@ -532,6 +532,19 @@ async fn unmeasured_usage_is_not_shown_as_zero(browser: &Browser) -> Result<()> 
     browser.until_text("Not measured: the agent at 127.0.0.1:9 cannot be reached").await?;
     let zero = browser.eval("document.querySelector('#gpu-0').innerText.includes('0% busy')").await?;
     ensure!(zero == json!(false));
+    // Without any measurement, the number of idle pods is unknown, too.
+    let mut silent = node("silent", T4);
+    silent["metadata"]["annotations"]["tessera.dev/agent"] = "http://127.0.0.1:9".into();
+    let cluster = Cluster::start([silent]).await?;
+    let made = cluster.make(&pod("team", "held", memory(8)))?;
+    cluster.bind(&made, "silent").await?;
+    visit(browser, &cluster, "").await?;
+    browser.until_text("1 placed").await?;
+    let idle = "document.querySelector('.figure-card[href*=\"waste?state=idle\"]').innerText.split('\\n')";
+    browser.until(&format!("{idle}.includes('–') && !{idle}.includes('0')")).await?;
+    browser.until(&format!("{idle}.includes('No agent has reported the use of a pod yet.')")).await?;
+    let none = browser.eval("document.body.innerText.includes('No pod wastes what it holds')").await?;
+    ensure!(none == json!(false));
     Ok(())
 }
 

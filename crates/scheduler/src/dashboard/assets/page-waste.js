@@ -13,6 +13,11 @@ const COLUMNS = [["pod", "pod"], ["node", "node"], ["held", "waste.held"], ["use
 // Pods on one page of the list.
 const PAGE = 100;
 
+/** The text for an empty list: no pod is idle, or no use is known. */
+export function noWaste({ usedGpus, unknownPods }) {
+  return t(usedGpus === undefined && unknownPods > 0 ? "over.used.unknown" : "waste.none");
+}
+
 /** Lists pods with what they hold and use. `sort` links the column names to this order. A table without it is small
  *  and leaves out the nodes. */
 export function wasteTable(pods, sort) {
@@ -57,7 +62,7 @@ export default function waste({ parameters, signal }) {
         h("section", { class: "card" }, sparkline(view.history, Math.max(view.heldGpus, ...view.history.map((point) => point.held)))),
         h("p", { class: "chips" }, chip(t("filter.all"), { state: "", namespace: "" }, !state && !namespace), " ", chip(t("over.idle"), { state: "idle" }, state === "idle"),
           view.namespaces.map((name) => [" ", chip(name, { namespace: name }, namespace === name)])),
-        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, t("waste.none")) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
+        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, noWaste(view)) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
           pages(view, parameters)),
         view.unknownPods > 0 && h("p", { class: "muted" }, t("waste.unknown", { n: count(view.unknownPods) })),
       ];

@@ -57,7 +57,7 @@ export default {
   "waste.used": "Uses",
   "waste.wasted": "Wasted GPUs",
   "waste.idle": "Idle for",
-  "waste.none": "No pod wastes what it holds, or the agents have not been asked yet.",
+  "waste.none": "No pod wastes what it holds.",
   "waste.unknown": "The use of {n} {n|pod|pods} is unknown and not shown.",
   "waste.pages": "Pages of the list",
   "waste.range": "{from} to {to} of {total}",

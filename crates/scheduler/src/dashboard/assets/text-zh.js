@@ -57,7 +57,7 @@ export default {
   "waste.used": "使用",
   "waste.wasted": "浪费的 GPU",
   "waste.idle": "空闲时长",
-  "waste.none": "没有浪费 GPU 的 Pod，或尚未读取 agent。",
+  "waste.none": "没有浪费 GPU 的 Pod。",
   "waste.unknown": "有 {n} 个 Pod 的使用情况未知，未列出。",
   "waste.pages": "列表分页",
   "waste.range": "第 {from} 至 {to} 个，共 {total} 个",

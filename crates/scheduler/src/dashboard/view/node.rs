@@ -29,6 +29,9 @@ pub struct NodeDetail {
     /// Memory that one `aliyun.com/gpu-mem` stands for on this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_unit: Option<String>,
+    /// Instance type that the node publishes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
     /// Pool of the node for quotas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
@@ -92,6 +95,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
             nvswitch_links: None,
             host: None,
             memory_unit: None,
+            instance_type: None,
             pool: None,
             has_agent: false,
         });
@@ -119,6 +123,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
             memory_left_mib: state.memory_left().0,
         }),
         memory_unit: Some(spec.unit.to_string()),
+        instance_type: spec.node.instance_type.clone(),
         pool: pool.map(str::to_owned),
         has_agent: agent.is_some(),
     })
