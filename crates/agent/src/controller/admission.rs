@@ -68,6 +68,17 @@ impl Admissions {
         self.records.iter().flat_map(of).collect()
     }
 
+    /// Returns the device IDs of a resource that were given to the pods for which `is_counted` returns true.
+    pub(super) fn held_by(
+        &self,
+        resource: Resource,
+        is_counted: impl Fn(&PodUid) -> bool,
+    ) -> BTreeSet<&String> {
+        let records = self.records.iter().filter(|(uid, _)| is_counted(uid));
+        let given = records.flat_map(|(_, record)| &record.answered);
+        given.filter(|((_, other), _)| *other == resource).flat_map(|(_, given)| &given.ids).collect()
+    }
+
     /// Returns all device IDs of a resource that were given to any container.
     pub(super) fn all_recorded(&self, resource: Resource) -> impl Iterator<Item = &String> {
         let given = self.records.values().flat_map(|record| &record.answered);

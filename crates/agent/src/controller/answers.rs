@@ -12,6 +12,7 @@ use super::{
     calls::{KubeletCall, PendingCall},
     identify::PodFinder,
     limits::container_limits,
+    pods::{has_ended, name_of},
     pre_start::HolderFinder,
 };
 
@@ -231,7 +232,29 @@ impl Agent {
     ) -> Result<Vec<String>, CallError> {
         let request = self.allocator()?.request(uid, container, resource)?;
         let state = self.state_beside(uid, container, request.claim.role)?;
-        self.allocator()?.preferred_devices(uid, &request, &state, resource, wish)
+        let free = self.without_held(uid, resource, wish);
+        let allocator = self.allocator()?;
+        allocator
+            .preferred_devices(uid, &request, &state, resource, &free)
+            .or_else(|_| allocator.preferred_devices(uid, &request, &state, resource, wish))
+    }
+
+    /// Returns the offer of the kubelet without the devices of other pods.
+    ///
+    /// A kubelet can offer devices that it has just given to another pod: while it waits for the answer to `Allocate`,
+    /// a podresources call makes it forget which devices it has reserved.
+    fn without_held(&self, uid: &PodUid, resource: Resource, wish: &PreferenceRequest) -> PreferenceRequest {
+        let is_other =
+            |other: &PodUid| other != uid && self.pods.get(other).is_some_and(|pod| !has_ended(pod));
+        let mut held = self.admissions.held_by(resource, is_other);
+        let own_name = self.pods.get(uid).map(name_of);
+        let others =
+            self.kubelet.listed().iter().filter(|pod| Some((&*pod.namespace, &*pod.name)) != own_name);
+        let containers = others.flat_map(|pod| &pod.containers);
+        held.extend(containers.filter_map(|container| container.ids.get(resource.name())).flatten());
+        let mut free = wish.clone();
+        free.available.retain(|id| !held.contains(id) || wish.required.contains(id));
+        free
     }
 
     fn container_response(

@@ -375,6 +375,29 @@ fn an_init_container_starts_after_the_agent_has_restarted() {
     }
 }
 
+/// A kubelet that is asked for its podresources while it waits for an answer forgets which devices it has reserved, and
+/// offers them to the next pod.
+#[test]
+fn devices_that_a_kubelet_offers_twice_are_given_once() {
+    for resources in [share(30, 20), vec![("aliyun.com/gpu-mem", "4".to_owned())]] {
+        let mut world = World::new();
+        let pods = ["p", "q"]
+            .map(|name| world.bind(pod(name, name, &[("main", resources.clone())]), &[("main", &[2])]));
+        world.admit(&pods[0]).unwrap();
+        let forgotten = world.kubelet.remove("p").unwrap();
+        world.admit(&pods[1]).unwrap();
+        world.kubelet.insert("p".to_owned(), forgotten);
+        let held = ["p", "q"].map(|uid| world.kubelet[uid].1[0].2.clone());
+        for (resource, ids) in &held[0] {
+            assert!(ids.is_disjoint(&held[1][resource]), "{resource}: {held:?}");
+        }
+        for uid in ["p", "q"] {
+            world.start(uid).unwrap();
+        }
+        world.check();
+    }
+}
+
 #[test]
 fn an_init_container_that_may_belong_to_two_pods_does_not_start() {
     let mut world = World::new();
