@@ -185,7 +185,11 @@ pub async fn run<C: Cluster>(
     };
     let shell = Shell {
         claims,
-        instance_plugins: InstancePlugins::new(settings.injection.clone(), settings.registration.clone()),
+        instance_plugins: InstancePlugins::new(
+            settings.injection.clone(),
+            settings.registration.clone(),
+            messages.clone(),
+        ),
         registration: settings.registration.clone(),
         agent: Agent::new(settings),
         cluster: ports.cluster,

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{
-    Action, Agent, AgentSettings, EventTime,
+    Action, Agent, EventTime,
     kubelet::KubeletView,
     pods::{Pods, has_ended},
 };
@@ -63,16 +63,15 @@ impl Availability {
     pub(super) fn update(
         &mut self,
         now: EventTime,
-        settings: &AgentSettings,
         kubelet: &KubeletView,
+        has_all_streams: bool,
         pods: &Pods,
     ) -> bool {
         let Some(opened) = self.stream_opened.filter(|_| self.phase == Phase::Starting) else { return false };
-        let has_all = settings.resources().all(|resource| kubelet.has_stream(resource));
         let is_serving = pods.is_complete()
             && kubelet.has_listed()
             && now.elapsed >= opened + SETTLING_TIME
-            && (has_all || now.elapsed >= STREAMS_TIMEOUT);
+            && (has_all_streams || now.elapsed >= STREAMS_TIMEOUT);
         if is_serving {
             self.phase = Phase::Serving;
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tessera_core::units::PodUid;
 use tessera_wire::{
     foreign::objects::Pod,
-    tessera::{grant::BadGrant, preferences},
+    tessera::{eviction, grant::BadGrant, preferences},
 };
 
 use super::{Action, OPT_OUT, Warning, pods::Pods};
@@ -47,9 +47,41 @@ impl BadAnnotations {
 /// Returns what is wrong with the annotations of a pod. `grant` is the error of its grant, if any.
 pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: Option<&BadGrant>) -> Vec<String> {
     let preferences = preferences::errors(annotations).into_iter().map(|error| error.to_string());
+    let eviction = eviction::errors(annotations).into_iter().map(|error| error.to_string());
     let isolation = annotations.get(OPT_OUT).filter(|value| *value != "off");
     let isolation = isolation.map(|value| format!("{OPT_OUT}: found {value:?}; write off, or remove it"));
     // A bad request is no bad annotation. The scheduler and the answer to the kubelet report it.
     let grant = grant.filter(|error| !matches!(error, BadGrant::Pod(_))).map(ToString::to_string);
-    preferences.chain(isolation).chain(grant).collect()
+    preferences.chain(eviction).chain(isolation).chain(grant).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page on annotations, whose first table lists those that owners of pods may set.
+    const PAGE: &str = include_str!("../../../../docs/reference/annotations.md");
+
+    /// The key that only the demo reads.
+    const OF_DEMO: &str = "tessera.dev/simulated-run-seconds";
+
+    #[test]
+    fn no_documented_annotation_is_ignored_without_a_word() {
+        let table = PAGE.split("## ").nth(1).unwrap();
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
+        let cells = rows.filter_map(|row| row.split_once(" |"));
+        let keys = cells.flat_map(|(keys, _)| keys.split('`').filter(|key| key.contains('/')));
+        let keys: Vec<&str> = keys.filter(|key| *key != OF_DEMO).collect();
+        assert!(keys.contains(&"tessera.dev/avoid-gpu-models"), "{keys:?}");
+        // No annotation may have a value that is a single comma.
+        let with = |keys: &[&str]| {
+            let annotations = keys.iter().map(|key| ((*key).to_owned(), ",".to_owned()));
+            errors(&annotations.collect(), None)
+        };
+        for key in &keys {
+            let said = with(&[*key]);
+            assert!(said.len() == 1 && said[0].starts_with(&format!("{key}: ")), "{key}: {said:?}");
+        }
+        assert_eq!(with(&keys).len(), keys.len(), "all are reported together");
+    }
 }

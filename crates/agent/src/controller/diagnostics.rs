@@ -3,10 +3,7 @@
 //! Without them nothing fails and nothing works. So each is logged once, and again only after
 //! something has changed.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::kubelet::device_id::Resource;
@@ -39,7 +36,7 @@ enum KubeletLack {
     /// The kubelet has not connected at all.
     Everything,
     /// The kubelet has not opened the device streams of these resources.
-    Streams(BTreeSet<Resource>),
+    Streams(Vec<String>),
     /// The kubelet does not list its podresources.
     List,
 }
@@ -85,11 +82,12 @@ impl Diagnostics {
         now: EventTime,
         settings: &AgentSettings,
         kubelet: &KubeletView,
+        closed: Vec<String>,
         list_error: Option<&ShellError>,
         has_gpus: bool,
         actions: &mut Vec<Action>,
     ) {
-        let Some(lack) = lack_of(settings, kubelet, list_error).filter(|_| has_gpus) else {
+        let Some(lack) = lack_of(kubelet, closed, list_error).filter(|_| has_gpus) else {
             self.kubelet = None;
             return;
         };
@@ -106,13 +104,11 @@ impl Diagnostics {
 }
 
 fn lack_of(
-    settings: &AgentSettings,
     kubelet: &KubeletView,
+    closed: Vec<String>,
     list_error: Option<&ShellError>,
 ) -> Option<KubeletLack> {
     let lists = kubelet.has_listed() && list_error.is_none();
-    let closed: BTreeSet<Resource> =
-        settings.resources().filter(|resource| !kubelet.has_stream(*resource)).collect();
     match (lists, closed.is_empty()) {
         (true, true) => None,
         (true, false) => Some(KubeletLack::Streams(closed)),
@@ -133,7 +129,7 @@ fn warning(lack: &KubeletLack, settings: &AgentSettings, list_error: Option<&She
             Warning::new(message).detail(socket.display().to_string())
         }
         KubeletLack::Streams(resources) => {
-            let names: Vec<&str> = resources.iter().map(|resource| resource.name()).collect();
+            let names: Vec<&str> = resources.iter().map(String::as_str).collect();
             let message = match &settings.registration {
                 RegistrationMode::PluginsRegistry(_) => {
                     "the kubelet has not asked for the devices of some resources for 30 s: it rejects pods that \

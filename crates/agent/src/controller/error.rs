@@ -283,5 +283,5 @@ pub enum NotReady {
     /// The kubelet has not opened the device stream of a resource, so it rejects pods that request
     /// the resource.
     #[error("the kubelet has not asked for the devices of {0} yet")]
-    StreamPending(Resource),
+    StreamPending(String),
 }

@@ -44,6 +44,8 @@ pub enum Event {
     Incident(Incident),
     /// A kubelet has opened the device stream of a resource. It may be a restarted kubelet.
     StreamOpened(Resource),
+    /// A kubelet has opened the device stream of a resource of MIG instances.
+    InstanceStreamOpened(String),
     /// The plugin of a resource cannot create its socket. The shell keeps trying.
     PluginSocketFailed(Resource, String),
     /// All pods of this node. The watch reports them when it begins and when it restarts.

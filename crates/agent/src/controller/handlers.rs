@@ -60,6 +60,7 @@ impl Agent {
             }
             Event::Tick => return self.on_tick(now, actions),
             Event::StreamOpened(resource) => self.on_stream_opened(now, resource),
+            Event::InstanceStreamOpened(resource) => self.on_instance_stream_opened(now, &resource),
             Event::StopRequested => {
                 self.on_stop_requested(now, actions);
                 return Dirty::Node;
@@ -188,8 +189,13 @@ impl Agent {
     fn on_stream_opened(&mut self, now: EventTime, resource: Resource) {
         self.availability.stream_opened(now);
         self.diagnostics.socket_works(resource);
-        self.kubelet.open_stream(resource);
+        self.kubelet.open_stream(resource.name());
         self.admissions.begin_session();
+    }
+
+    fn on_instance_stream_opened(&mut self, now: EventTime, resource: &str) {
+        self.availability.stream_opened(now);
+        self.kubelet.open_stream(resource);
     }
 
     fn on_grants_created(
@@ -232,8 +238,11 @@ impl Agent {
             actions.push(Action::ReadPods);
         }
         let list_error = self.calls.list_error();
-        self.diagnostics.check_kubelet(now, &self.settings, &self.kubelet, list_error, has_gpus, actions);
-        let serves_now = self.availability.update(now, &self.settings, &self.kubelet, &self.pods);
+        let closed = self.closed_streams();
+        let has_all_streams = closed.is_empty();
+        let (settings, kubelet) = (&self.settings, &self.kubelet);
+        self.diagnostics.check_kubelet(now, settings, kubelet, closed, list_error, has_gpus, actions);
+        let serves_now = self.availability.update(now, &self.kubelet, has_all_streams, &self.pods);
         if is_restored {
             return gpus;
         }

@@ -219,6 +219,12 @@ impl GpuInventory {
         actions.push(Action::PublishInstances(mig::offers(&gpus.found, is_usable)));
     }
 
+    /// Returns the names of the resources of MIG instances, if they are resources of their own.
+    pub(super) fn instance_resources(&self) -> BTreeSet<String> {
+        let gpus = self.gpus.as_ref().filter(|_| self.mig_strategy == MigStrategy::Mixed);
+        gpus.map(|gpus| mig::resources(&gpus.found)).unwrap_or_default()
+    }
+
     /// Puts instances into the place of their GPUs, if they are to be offered so. Logs why it is not possible.
     fn with_instances(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) -> DiscoveredGpus {
         let is_in_use = found.gpus.iter().any(|gpu| gpu.health == Health::InMigMode);

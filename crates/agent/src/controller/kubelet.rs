@@ -14,7 +14,8 @@ pub(super) struct KubeletView {
     /// Positions in `listed`, by namespace and name.
     by_name: HashMap<(String, String), Vec<usize>>,
     has_listed: bool,
-    streams: BTreeSet<Resource>,
+    /// Names of the resources whose device streams it has opened.
+    streams: BTreeSet<String>,
 }
 
 impl KubeletView {
@@ -51,12 +52,12 @@ impl KubeletView {
     }
 
     /// Notes that the kubelet has opened the device stream of a resource.
-    pub(super) fn open_stream(&mut self, resource: Resource) {
-        self.streams.insert(resource);
+    pub(super) fn open_stream(&mut self, resource: &str) {
+        self.streams.insert(resource.to_owned());
     }
 
-    pub(super) fn has_stream(&self, resource: Resource) -> bool {
-        self.streams.contains(&resource)
+    pub(super) fn has_stream(&self, resource: &str) -> bool {
+        self.streams.contains(resource)
     }
 
     pub(super) fn has_any_stream(&self) -> bool {

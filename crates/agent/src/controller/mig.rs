@@ -1,6 +1,6 @@
 //! MIG instances: offered as resources of their own, as GPUs, or not at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::{
     gpu::{Gpu, GpuUuid, Health},
@@ -109,6 +109,11 @@ pub(super) fn offers(found: &DiscoveredGpus, is_usable: impl Fn(&GpuUuid) -> boo
         offer.instances.push(instance.clone());
     }
     offers.into_values().collect()
+}
+
+/// Returns the names of the resources of all instances.
+pub(super) fn resources(found: &DiscoveredGpus) -> BTreeSet<String> {
+    found.instances.iter().map(|instance| resource_name(&instance.profile)).collect()
 }
 
 /// Returns the resource of a profile. A name in Kubernetes has no `+`, as in the profile `1g.10gb+me`.

@@ -112,10 +112,17 @@ impl Agent {
         if !self.kubelet.has_listed() {
             return Err(NotReady::ListPending);
         }
-        match self.settings.resources().find(|resource| !self.kubelet.has_stream(*resource)) {
+        match self.closed_streams().into_iter().next() {
             Some(resource) => Err(NotReady::StreamPending(resource)),
             None => Ok(()),
         }
+    }
+
+    /// Returns the resources, also those of MIG instances, whose device streams the kubelet has not opened.
+    pub(super) fn closed_streams(&self) -> Vec<String> {
+        let resources = self.settings.resources().map(|resource| resource.name().to_owned());
+        let offered = resources.chain(self.inventory.instance_resources());
+        offered.filter(|resource| !self.kubelet.has_stream(resource)).collect()
     }
 
     /// Returns the memory of each GPU that a container may use now, as its limits say.

@@ -19,25 +19,32 @@ use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::{TICK_INTERVAL, with_causes};
-use crate::controller::InstanceOffer;
+use super::{Message, Messages, TICK_INTERVAL, with_causes};
+use crate::controller::{Event, InstanceOffer};
 
 /// The plugins of all profiles.
 pub(super) struct InstancePlugins {
     injection: InjectionSettings,
     registration: RegistrationMode,
+    messages: Messages,
     plugins: BTreeMap<String, Arc<InstancePlugin>>,
 }
 
 struct InstancePlugin {
+    resource: String,
+    messages: Messages,
     injection: InjectionSettings,
     devices: watch::Sender<Vec<PluginDevice>>,
     instances: watch::Sender<Vec<GpuInstance>>,
 }
 
 impl InstancePlugins {
-    pub(super) fn new(injection: InjectionSettings, registration: RegistrationMode) -> Self {
-        Self { injection, registration, plugins: BTreeMap::new() }
+    pub(super) fn new(
+        injection: InjectionSettings,
+        registration: RegistrationMode,
+        messages: Messages,
+    ) -> Self {
+        Self { injection, registration, messages, plugins: BTreeMap::new() }
     }
 
     /// Publishes these resources. The plugin of a new one is served until `stop`; a resource without instances
@@ -58,6 +65,8 @@ impl InstancePlugins {
                 continue;
             }
             let plugin = Arc::new(InstancePlugin {
+                resource: resource.clone(),
+                messages: self.messages.clone(),
                 injection: self.injection.clone(),
                 devices: watch::Sender::new(devices),
                 instances: watch::Sender::new(instances),
@@ -97,6 +106,8 @@ impl InstancePlugin {
 
 impl DevicePlugin for InstancePlugin {
     fn devices(&self) -> watch::Receiver<Vec<PluginDevice>> {
+        let opened = Event::InstanceStreamOpened(self.resource.clone());
+        let _ended = self.messages.send(Message::Event(opened));
         self.devices.subscribe()
     }
 
@@ -131,6 +142,7 @@ impl DevicePlugin for InstancePlugin {
 #[cfg(test)]
 mod tests {
     use tessera_core::units::{GpuIndex, MiB};
+    use tokio::sync::mpsc;
 
     use super::*;
 
@@ -148,6 +160,8 @@ mod tests {
         let device = |number| PluginDevice { id: format!("MIG-{number}"), healthy: true, numa_node: None };
         let cdi_kind = cdi_kind.map(str::to_owned);
         InstancePlugin {
+            resource: "nvidia.com/mig-1g.10gb".to_owned(),
+            messages: mpsc::unbounded_channel().0,
             injection: InjectionSettings { device_nodes: true, cdi_kind, ..InjectionSettings::default() },
             devices: watch::Sender::new((0..3).map(device).collect()),
             instances: watch::Sender::new((0..3).map(instance).collect()),

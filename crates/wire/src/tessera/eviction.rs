@@ -8,9 +8,12 @@ use tessera_core::defragment::Fixed;
 use crate::foreign::objects::Pod;
 use crate::tessera::gang;
 
+/// Annotation that forbids evictions.
+const DO_NOT_EVICT: &str = "tessera.dev/do-not-evict";
+
 /// Annotations that forbid evictions, with the value that does so: ours, cluster-autoscaler's and Karpenter's.
 pub const MARKS: [(&str, &str); 3] = [
-    ("tessera.dev/do-not-evict", "true"),
+    (DO_NOT_EVICT, "true"),
     ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
     ("karpenter.sh/do-not-disrupt", "true"),
 ];
@@ -20,6 +23,26 @@ pub const CHECKPOINT_INTERVAL: &str = "tessera.dev/checkpoint-interval";
 
 /// Annotation of static pods, which no scheduler moves.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// An annotation of ours that cannot be understood, so that it does not count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadEvictionHint {
+    /// The mark against evictions is neither set nor cleared.
+    #[error("{DO_NOT_EVICT}: found {0:?}; write true or false")]
+    Mark(String),
+    /// The time between two checkpoints is not a time.
+    #[error("{CHECKPOINT_INTERVAL}: found {0:?}; write a time such as 90s, 30m or 2h")]
+    CheckpointInterval(String),
+}
+
+/// Returns the error of each annotation that cannot be understood.
+#[must_use]
+pub fn errors(annotations: &BTreeMap<String, String>) -> Vec<BadEvictionHint> {
+    let mark = annotations.get(DO_NOT_EVICT).filter(|set| !["true", "false"].contains(&set.as_str()));
+    let interval = annotations.get(CHECKPOINT_INTERVAL).filter(|text| parse_duration(text).is_none());
+    let mark = mark.cloned().map(BadEvictionHint::Mark);
+    mark.into_iter().chain(interval.cloned().map(BadEvictionHint::CheckpointInterval)).collect()
+}
 
 /// Returns why a pod with this controller must stay on its node, or `None` if it may be evicted.
 #[must_use]
@@ -107,5 +130,23 @@ mod tests {
         for wrong in ["", "30", "-1m", "1.5h", "m", "99999999999999999999h", "9999999999999999999h", "3é"] {
             assert_eq!(lost(wrong), Duration::from_secs(4000), "{wrong}");
         }
+    }
+
+    #[test]
+    fn hints_that_do_not_count_are_errors() {
+        let said = |mark: &str, interval: &str| {
+            let hints = pod(&[(DO_NOT_EVICT, mark), (CHECKPOINT_INTERVAL, interval)]);
+            errors(&hints.metadata.annotations).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(errors(&BTreeMap::new()).is_empty());
+        assert_eq!(said("true", "30m"), [""; 0]);
+        assert_eq!(said("false", "90s"), [""; 0]);
+        assert_eq!(
+            said("yes", "often"),
+            [
+                "tessera.dev/do-not-evict: found \"yes\"; write true or false",
+                "tessera.dev/checkpoint-interval: found \"often\"; write a time such as 90s, 30m or 2h",
+            ]
+        );
     }
 }

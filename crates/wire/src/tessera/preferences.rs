@@ -77,13 +77,17 @@ pub fn parse(annotations: &BTreeMap<String, String>) -> Result<Preferences, BadP
 /// Returns the error of each annotation that cannot be parsed.
 #[must_use]
 pub fn errors(annotations: &BTreeMap<String, String>) -> Vec<BadPreference> {
-    let ceiling = vcuda::ceiling(annotations).err().map(BadPreference::from);
-    let wish = gpu_wishes::parse(annotations).err().map(BadPreference::from);
-    let memory_limit = memory_limit::parse(annotations).err().map(BadPreference::from);
-    let gang = gang::check(annotations).err().map(BadPreference::from);
-    let errors =
-        [policy(annotations).err(), link_sensitivity(annotations).err(), ceiling, wish, memory_limit, gang];
-    errors.into_iter().flatten().collect()
+    // Each annotation is parsed by itself, so that one error does not hide another.
+    let own = annotations.iter().filter(|(key, _)| is_key(key));
+    let alone = own.map(|(key, value)| parse(&BTreeMap::from([(key.clone(), value.clone())])));
+    let mut errors: Vec<BadPreference> = alone.filter_map(Result::err).collect();
+    // Annotations that contradict each other can be parsed one by one.
+    if let Err(error) = parse(annotations)
+        && !errors.contains(&error)
+    {
+        errors.push(error);
+    }
+    errors
 }
 
 fn policy(annotations: &BTreeMap<String, String>) -> Result<Option<Policy>, BadPreference> {
@@ -111,6 +115,30 @@ mod tests {
         let preferences = parse(&BTreeMap::new()).unwrap();
         assert!(preferences.policy.is_none());
         assert_eq!(preferences.link_sensitivity, LinkSensitivity::Sensitive);
+    }
+
+    #[test]
+    fn no_error_hides_another() {
+        let said = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            let found = errors(&pairs.collect()).iter().map(ToString::to_string).collect::<Vec<_>>();
+            found
+                .iter()
+                .filter_map(|text| text.split([':', ' ']).next())
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let bad = [
+            ("tessera.dev/gang", "x/0"),
+            ("tessera.dev/gang-topology", "rack"),
+            ("tessera.dev/node-policy", "mutex"),
+            ("tessera.dev/numa-bind", "1"),
+            ("tessera.dev/traffic", "much"),
+        ];
+        assert_eq!(said(&bad), bad.map(|(key, _)| key));
+        let contradiction = [("nvidia.com/numa-bind", "true"), ("tessera.dev/numa-bind", "false")];
+        assert_eq!(said(&contradiction), ["tessera.dev/numa-bind"]);
+        assert_eq!(said(&[(POLICY, "binpack"), (TRAFFIC, "insensitive")]), [""; 0]);
     }
 
     #[test]

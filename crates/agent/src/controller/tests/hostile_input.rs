@@ -151,6 +151,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => gpus().prop_map(Event::Gpus),
         1 => xid.prop_map(Event::Incident),
         1 => resource().prop_map(Event::StreamOpened),
+        1 => resource().prop_map(|resource| Event::InstanceStreamOpened(resource.name().to_owned())),
         2 => Just(Event::Tick),
     ]
 }

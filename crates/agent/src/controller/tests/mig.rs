@@ -90,6 +90,24 @@ fn mixed_offers_a_resource_for_each_profile_beside_the_other_gpus() {
     assert_eq!(world.unhealthy[&Resource::NvidiaGpu].len(), 0);
 }
 
+/// A pod that asks for an instance before the kubelet knows the devices is rejected for good.
+#[test]
+fn an_agent_is_ready_when_the_kubelet_knows_its_instances_too() {
+    let mut world = world(MigStrategy::Mixed);
+    world.event(Event::Gpus(Ok(with_instances(found(), 1, &["1g.5gb", "2g.10gb"]))));
+    world.event(Event::PodResourcesListed(Ok(Vec::new())));
+    let resources: Vec<_> = world.settings.resources().collect();
+    for resource in resources {
+        world.event(Event::StreamOpened(resource));
+    }
+    for resource in ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb"] {
+        let reason = world.agent.readiness().unwrap_err().to_string();
+        assert_eq!(reason, format!("the kubelet has not asked for the devices of {resource} yet"));
+        world.event(Event::InstanceStreamOpened(resource.to_owned()));
+    }
+    assert_eq!(world.agent.readiness(), Ok(()));
+}
+
 #[test]
 fn single_offers_equal_instances_as_gpus() {
     let mut world = world(MigStrategy::Single);
