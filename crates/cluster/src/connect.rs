@@ -94,8 +94,8 @@ pub fn connect_to(url: &str) -> Result<Client, ConnectError> {
     client(Config::new(url))
 }
 
-/// Returns a client for the cluster of `kubeconfig`. Without one, uses the pod's service account or
-/// the user's default kubeconfig.
+/// Returns a client for the cluster of `kubeconfig`. Without one, uses the files that `KUBECONFIG` lists.
+/// If `KUBECONFIG` is empty or missing, uses the user's default kubeconfig or the pod's service account.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     connect_in(kubeconfig, None).await
 }
@@ -112,16 +112,20 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
                 .unwrap_or_else(|| ConnectError::Kubeconfig { path, why: Box::new(source) }),
         }
     };
-    let config = match (kubeconfig, context) {
-        (Some(path), _) => {
+    let listed = std::env::var_os("KUBECONFIG").filter(|files| !files.is_empty());
+    let config = match (kubeconfig, context, &listed) {
+        (Some(path), ..) => {
             let file = Kubeconfig::read_from(path).map_err(unusable(path))?;
             Config::from_custom_kubeconfig(file, &options).await.map_err(unusable(path))?
         }
-        // A pod has no contexts, so the context must be in the user's kubeconfig.
-        (None, Some(_)) => {
+        // A user who lists files or names a context does not mean the cluster of the pod.
+        (None, _, Some(files)) => {
+            Config::from_kubeconfig(&options).await.map_err(unusable(Path::new(files)))?
+        }
+        (None, Some(_), None) => {
             Config::from_kubeconfig(&options).await.map_err(unusable(Path::new("of the user")))?
         }
-        (None, None) => Config::infer().await.map_err(|source| {
+        (None, None, None) => Config::infer().await.map_err(|source| {
             let cause = std::error::Error::source(&source).and_then(|cause| cause.downcast_ref());
             cause
                 .and_then(|cause| malformed(cause, None))
@@ -131,8 +135,13 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
     client(config)
 }
 
-/// Returns a client whose errors name the server.
-fn client(config: Config) -> Result<Client, ConnectError> {
+/// Returns a client whose errors name the server, and which sends each request once.
+///
+/// The client library would repeat requests after 429, 503 and 504, for minutes and without a word. A Binding that a
+/// server has stored before it answered 504 would then end with 409, as if another scheduler had bound the pod, and an
+/// eviction that a disruption budget refuses would seem to hang. All callers try again themselves and say why.
+fn client(mut config: Config) -> Result<Client, ConnectError> {
+    config.default_retry = false;
     let server = config.cluster_url.clone();
     let named = move |error: BoxError| -> BoxError {
         // Errors of the client library itself, such as a failed login, are already complete.
@@ -160,6 +169,39 @@ mod tests {
         let error = crate::list::pod(&client, "team", "train").await.unwrap_err().to_string();
         let begin = "Unable to connect to the server: http://127.0.0.1:1: ";
         assert!(error.starts_with(begin) && error.to_lowercase().contains("refused"), "{error}");
+    }
+
+    /// A server that is overloaded, shuts down or times out gets no second request behind the caller's back.
+    #[tokio::test]
+    async fn sends_each_request_once() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        for code in [429, 503, 504] {
+            let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let client = connect_to(&format!("http://{}", server.local_addr().unwrap())).unwrap();
+            let requests = std::sync::atomic::AtomicUsize::new(0);
+            let serve = async {
+                loop {
+                    let (mut connection, _) = server.accept().await.unwrap();
+                    let mut begin = [0; 4096];
+                    while connection.read(&mut begin).await.is_ok_and(|bytes| bytes > 0) {
+                        requests.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        let status = format!(r#"{{"kind":"Status","status":"Failure","code":{code}}}"#);
+                        let answer = format!(
+                            "HTTP/1.1 {code} No\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{status}",
+                            status.len()
+                        );
+                        connection.write_all(answer.as_bytes()).await.unwrap();
+                    }
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = crate::list::pod(&client, "team", "train") => outcome,
+                () = serve => unreachable!("the server never ends"),
+            };
+            assert!(outcome.is_err());
+            assert_eq!(requests.into_inner(), 1, "{code}");
+        }
     }
 
     #[tokio::test]

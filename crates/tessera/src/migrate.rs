@@ -33,8 +33,8 @@ enum Command {
 
 docs/migration.md has the steps for each project that Tessera replaces.")]
 struct CheckArguments {
-    /// Kubeconfig of the cluster; the user's if absent
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG", conflicts_with = "files")]
+    /// Kubeconfig of the cluster; as for kubectl if absent: $KUBECONFIG, or the user's
+    #[arg(long, value_name = "FILE", conflicts_with = "files")]
     kubeconfig: Option<PathBuf>,
 
     /// Output of `kubectl get -o json` with nodes and pods, to be read instead of the cluster

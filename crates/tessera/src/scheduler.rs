@@ -39,8 +39,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     listen: ListenArguments,
 
-    /// Kubeconfig of the API server; the pod's service account or the user's kubeconfig if absent
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    /// Kubeconfig of the API server; $KUBECONFIG, the user's or the pod's service account if absent
+    #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
     /// Policy for pods without the annotation tessera.dev/policy

@@ -37,8 +37,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", env = "NODE_NAME", alias = "hostname-override")]
     pub(super) node_name: String,
 
-    /// Kubeconfig of the API server; the pod's service account or the user's kubeconfig if absent
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    /// Kubeconfig of the API server; $KUBECONFIG, the user's or the pod's service account if absent
+    #[arg(long, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
 
     /// Source of the GPUs: nvml, or simulated:FILE
