@@ -21,12 +21,12 @@ mod simulate;
 mod topology;
 mod values;
 
-use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 /// Shares and places the GPUs of a Kubernetes cluster.
@@ -63,7 +63,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse_from(command_line()).command {
+    let outcome = match parse_command_line().command {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
@@ -81,9 +81,44 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns the words of the command line, with the flags of the programs that Tessera replaces translated.
-fn command_line() -> Vec<OsString> {
-    old_flags::translate(std::env::args_os(), |name| std::env::var(name).ok())
+/// Parses the command line, with the flags of the programs that Tessera replaces translated. Exits if it has a mistake.
+fn parse_command_line() -> Arguments {
+    let extra = std::env::var(old_flags::EXTRA_FLAGS).ok().filter(|extra| !extra.trim().is_empty());
+    parse(extra.as_deref()).unwrap_or_else(|mut error| {
+        if let Some(extra) = extra.filter(|_| error.use_stderr())
+            && parse(None).err().is_none_or(|other| !is_same_mistake(&error, &other))
+        {
+            add_tip(&mut error, format!("the environment variable EXTRA_FLAGS adds these flags: {extra}"));
+        }
+        error.exit()
+    })
+}
+
+/// Parses the command line with these flags of `EXTRA_FLAGS`.
+fn parse(extra: Option<&str>) -> Result<Arguments, clap::Error> {
+    let variable = |name: &str| match name {
+        old_flags::EXTRA_FLAGS => extra.map(str::to_owned),
+        _ => std::env::var(name).ok(),
+    };
+    Arguments::try_parse_from(old_flags::translate(std::env::args_os(), variable))
+}
+
+/// Returns whether two errors report the same mistake, also if the command lines have other flags besides.
+fn is_same_mistake(one: &clap::Error, other: &clap::Error) -> bool {
+    fn details(error: &clap::Error) -> impl Iterator<Item = (ContextKind, &ContextValue)> {
+        error.context().filter(|(kind, _)| *kind != ContextKind::Usage)
+    }
+    one.kind() == other.kind() && details(one).eq(details(other))
+}
+
+/// Adds a tip below the message of an error, after those that are there.
+fn add_tip(error: &mut clap::Error, tip: String) {
+    let mut tips = match error.remove(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.push(tip.into());
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
 }
 
 /// Reads a text file. The error names the file.

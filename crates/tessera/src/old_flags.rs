@@ -49,6 +49,9 @@ const OF_AGENT: &[WithoutEffect] = &[
 pub(crate) const RENAMED: &[(&str, &str)] =
     &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
 
+/// Variable with further flags, as the start scripts of gpu-manager and gpu-admission append them.
+pub(crate) const EXTRA_FLAGS: &str = "EXTRA_FLAGS";
+
 /// Hidden flag that collects the flags without effect.
 const COLLECTED: &str = "--no-effect";
 
@@ -63,7 +66,7 @@ pub(crate) fn translate(
         translated.extend(words);
         return translated;
     };
-    let extra = variable("EXTRA_FLAGS").unwrap_or_default();
+    let extra = variable(EXTRA_FLAGS).unwrap_or_default();
     let mut words = words.chain(extra.split_whitespace().map(OsString::from));
     let mut verbosity = variable("LOG_LEVEL");
     while let Some(word) = words.next() {

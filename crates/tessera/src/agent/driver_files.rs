@@ -110,3 +110,71 @@ impl DriverFiles {
 fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        agent: Arguments,
+    }
+
+    fn read_flags(flags: &[&str]) -> Result<(DriverFiles, InjectionSettings)> {
+        let line = CommandLine::try_parse_from([&["tessera", "--node-name", "n"], flags].concat())?;
+        let mut injection = InjectionSettings::default();
+        Ok((DriverFiles::new(&line.agent, &mut injection)?, injection))
+    }
+
+    /// gpu-manager has one directory for containers with shares and another one for whole GPUs.
+    #[test]
+    fn the_files_of_gpu_manager_name_directories_and_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let volume = |name: &str| {
+            let components = r#"{"binaries": ["nvidia-smi"], "libraries": ["libcuda.so"]}"#;
+            format!(r#"{{"name": "{name}", "base": "/v", "mode": "ro", "components": {components}}}"#)
+        };
+        let both =
+            file("both.conf", &format!(r#"{{"volume": [{}, {}]}}"#, volume("nvidia"), volume("origin")));
+        let extra = file("extra.json", r#"{"default": {"devices": ["/dev/infiniband/uverbs0"]}}"#);
+        let flags = ["--volume-config", &both, "--extra-config", &extra, "--driver-root", "/host"];
+        let (files, injection) = read_flags(&flags).unwrap();
+        assert_eq!(injection.driver_directory.as_deref(), Some("/v/nvidia"));
+        assert_eq!(injection.driver_directory_of_whole_gpus.as_deref(), Some("/v/origin"));
+        assert_eq!(injection.extra_devices, ["/dev/infiniband/uverbs0"]);
+        assert!(injection.is_plain_runtime);
+        assert_eq!(files.root, Path::new("/host"));
+        let filled: Vec<&Path> = files.volumes.iter().map(|(directory, _)| directory.as_path()).collect();
+        assert_eq!(filled, [Path::new("/v/nvidia"), Path::new("/v/origin")]);
+        for (_, components) in &files.volumes {
+            assert_eq!(components.binaries, ["nvidia-smi"]);
+            assert_eq!(components.libraries, ["libcuda.so"]);
+        }
+
+        let one = file("one.conf", &format!(r#"{{"volume": [{}]}}"#, volume("origin")));
+        let (_, injection) = read_flags(&["--volume-config", &one]).unwrap();
+        assert_eq!(injection.driver_directory.as_deref(), Some("/v/origin"), "the only one is for all");
+        let wrong = file("wrong.conf", "{");
+        for flag in ["--volume-config", "--extra-config"] {
+            let error = format!("{:#}", read_flags(&[flag, &wrong]).unwrap_err());
+            assert!(error.contains(flag) && error.contains(&wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_these_files_the_agent_fills_one_directory_for_a_host_root_only() {
+        let (files, injection) = read_flags(&["--driver-root", "/host"]).unwrap();
+        assert_eq!(injection.driver_directory.as_deref(), Some(DEFAULT_DIRECTORY));
+        assert_eq!(files.volumes.len(), 1);
+        let (files, injection) = read_flags(&[]).unwrap();
+        assert_eq!((injection.driver_directory, files.volumes.len()), (None, 0));
+    }
+}

@@ -144,7 +144,9 @@ impl ListenArguments {
         }
         bail!(
             "the verbs need certificates: write --certificates-in kube-system to keep them in Secrets, --tls-cert, \
-             --tls-key and --client-ca for files, or --insecure-listen 127.0.0.1:12345 for a test on this host"
+             --tls-key and --client-ca for files, or --insecure-listen 127.0.0.1:12345 for a test on this host; in the \
+             place of an extender of gputopology or gpushare, --insecure-listen :PORT serves plain HTTP as that one did, \
+             until kube-scheduler has a certificate (docs/migration.md)"
         )
     }
 

@@ -1,4 +1,4 @@
-use super::tessera;
+use super::{command, tessera};
 
 /// Checks the exit code and the texts on standard error.
 fn check(arguments: &[&str], code: i32, words: &[&str]) {
@@ -46,6 +46,42 @@ fn without_a_cluster_the_daemons_name_the_files_they_tried() {
         );
         check(&[daemon, &["--log", "=="]].concat(), 2, &["write error, warn, info or debug"]);
     }
+}
+
+/// Like kubectl: no file where the variable is empty, several files where it lists several.
+#[test]
+fn the_variable_kubeconfig_is_read_as_kubectl_reads_it() {
+    let run = |variable: &str, arguments: &[&str]| {
+        let output = command(arguments).env("KUBECONFIG", variable).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let scheduler = ["scheduler", "--insecure-listen", "127.0.0.1:0"];
+    for asked in [&scheduler[..], &["migrate", "check"]] {
+        let (code, error) = run("", asked);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains("found no Kubernetes cluster"), "{asked:?}: {error}");
+        let (code, error) = run("none", asked);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains("cannot use the kubeconfig none: No such file"), "{asked:?}: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, content).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let context = "{name: c, context: {cluster: k, user: u}}";
+    let parts = [
+        write("one", &format!("current-context: c\ncontexts: [{context}]\nusers: [{{name: u, user: {{}}}}]")),
+        write("two", "clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]"),
+    ];
+    let (code, error) = run(&parts.join(":"), &["migrate", "check"]);
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("http://127.0.0.1:1: "), "{error}");
+    // The files of a listing are read, whatever the variable names.
+    let listing = write("all.json", r#"{"kind": "List", "items": []}"#);
+    let (code, error) = run("none", &["migrate", "check", &listing]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
 }
 
 #[test]
@@ -106,6 +142,41 @@ fn errors_about_values_say_what_to_write() {
     simulate(&["--workload", "mixed", "--node-count", "0"], &["write a number from 1 to 10000"]);
     simulate(&["--workload", "mixed", "--fill", "2"], &["cannot be used with"]);
     check(&["topolgy"], 2, &["'topology'"]);
+}
+
+#[test]
+fn a_mistake_in_extra_flags_names_the_variable() {
+    let tip = "tip: the environment variable EXTRA_FLAGS adds these flags: ";
+    let error = |extra: &str, arguments: &[&str]| {
+        let output = command(arguments).env("EXTRA_FLAGS", extra).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for daemon in ["agent", "scheduler"] {
+        let text = error("--v=4 --bogus", &[daemon]);
+        assert!(text.contains("unexpected argument '--bogus' found"), "{text}");
+        assert!(text.contains(&format!("{tip}--v=4 --bogus\n")), "{text}");
+        // A mistake of the command line itself does not blame the variable.
+        let text = error("--v=4", &[daemon, "--bogus"]);
+        assert!(text.contains("unexpected argument '--bogus' found") && !text.contains(tip), "{text}");
+    }
+    let text = error("--memory-unit=MiB", &["agent"]);
+    assert!(text.contains("--node-name <NAME>") && !text.contains(tip), "{text}");
+    let text = error("--policy bogus", &["scheduler"]);
+    assert!(text.contains("invalid value 'bogus' for '--policy") && text.contains(tip), "{text}");
+    // Tips of the parser stay.
+    let text = error("--polic=simple", &["scheduler"]);
+    assert!(text.contains("tip: a similar argument exists: '--policy'") && text.contains(tip), "{text}");
+    // Other commands do not read the variable.
+    assert!(!error("--bogus", &["place"]).contains(tip));
+}
+
+#[test]
+fn a_command_line_of_an_original_extender_says_which_flag_is_missing() {
+    for words in [&["-policy", "best_effort"][..], &["-policy", "simple", "--v=5"]] {
+        let remedy = ["--certificates-in kube-system", "gputopology", "--insecure-listen :PORT"];
+        check(&[&["scheduler"], words].concat(), 2, &remedy);
+    }
 }
 
 /// Returns a kubeconfig of an API server that does not exist.

@@ -1,10 +1,10 @@
-//! The program serves at the address it reports.
+//! What the programs log when they start, and what they serve at the address that they report.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
 
-use super::{command, mistakes::kubeconfig_without_server};
+use super::{command, mistakes::kubeconfig_without_server, tessera};
 
 /// Kills the program, also when the test fails.
 struct Running(Child);
@@ -57,4 +57,104 @@ fn port_0_is_replaced_by_the_actual_port() {
     assert!(page(&agent, "answering probes", "/healthz").contains("ok"));
     let open = [&agent[..], &["--pages-access", "open"]].concat();
     assert!(page(&open, "serving pages ", "/version").contains("\"version\""));
+}
+
+/// Starts the program with variables of the environment, and returns what it logs until a line contains `last`.
+fn log_until(arguments: &[&str], variables: &[(&str, &str)], last: &str) -> Vec<String> {
+    let mut command = command(arguments);
+    let child = command.envs(variables.iter().copied()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let mut running = Running(child.unwrap());
+    let mut logged = Vec::new();
+    for line in BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap) {
+        let is_last = line.contains(last);
+        logged.push(line);
+        if is_last {
+            return logged;
+        }
+    }
+    panic!("{arguments:?} ended: {logged:#?}");
+}
+
+/// The command lines and variables with which the manifests of gpu-admission, gputopology and gpu-manager start them.
+#[test]
+fn the_command_lines_of_the_original_programs_start_the_daemons() {
+    let (kubeconfig, files) = (kubeconfig_without_server(), tempfile::tempdir().unwrap());
+    let kubeconfig = kubeconfig.path().to_str().unwrap();
+    let file = |name: &str, content: &str| {
+        std::fs::write(files.path().join(name), content).unwrap();
+        files.path().join(name).to_str().unwrap().to_owned()
+    };
+    let quota = file(
+        "gpu-quota-admission.config",
+        r#"{"QuotaConfigMapName": "gpuquota", "QuotaConfigMapNamespace": "kube-system",
+            "GPUModelLabel": "gaia.tencent.com/gpu-model", "GPUPoolLabel": "gaia.tencent.com/gpu-pool"}"#,
+    );
+    let table = file("static-node.json", r#"{"ecs.sccgn6.24xlarge":{"2":[[0,2]]}}"#);
+    let others = ["--kubeconfig", kubeconfig, "--dashboard-listen", "off", "--health-listen", "off"];
+    let anywhere = "127.0.0.1:0";
+    let of_gpu_admission = [
+        "--address",
+        anywhere,
+        "--v=4",
+        "--config",
+        &quota,
+        "--pprofAddress",
+        anywhere,
+        "--logtostderr=true",
+    ];
+    let of_gputopology =
+        ["-policy", "static", "-config", &table, "--insecure-listen", anywhere, "-logtostderr", "--v=5"];
+    let grants = file("grants", "");
+    std::fs::remove_file(&grants).unwrap();
+    let extra = file("extra-config.json", "{}");
+    let agent = ["--gpus", "simulated:dgx1.txt", "--kubeconfig", kubeconfig, "--probes-listen", anywhere];
+    let of_gpu_manager = [
+        "--share-mode=true",
+        "--query-addr=127.0.0.1",
+        "--query-port=0",
+        "--extra-config",
+        &extra,
+        "--hostname-override=n",
+        "--virtual-manager-path",
+        &grants,
+        "--device-plugin-path",
+        &grants,
+        "--cgroup-driver=systemd",
+        "--v=5",
+    ];
+    let variables = [("LOG_LEVEL", "4"), ("EXTRA_FLAGS", "--logtostderr=true --incluster-mode=false")];
+    for (arguments, last, expected) in [
+        ([&["scheduler"], &of_gpu_admission[..], &others].concat(), " listening ", vec![]),
+        ([&["scheduler"], &of_gputopology[..], &others].concat(), " listening ", vec![]),
+        ([&["agent"], &of_gpu_manager[..], &agent].concat(), "answering probes", vec!["cgroup-driver"]),
+    ] {
+        let logged = log_until(&arguments, &variables, last);
+        let mut flags: Vec<&str> = logged
+            .iter()
+            .filter(|line| line.contains("this flag has no effect") && line.contains("reason=\""))
+            .filter_map(|line| line.split_once("flag=\"")?.1.split('"').next())
+            .collect();
+        flags.sort_unstable();
+        assert_eq!(flags, [&expected[..], &["incluster-mode", "logtostderr"]].concat(), "{logged:#?}");
+    }
+}
+
+/// Dashboards of the memory exporter select series by the labels of its documents.
+#[test]
+fn the_exporter_writes_the_documented_labels_without_a_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let gpus = folder.path().join("gpus.txt");
+    std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/dgx1.txt"), &gpus).unwrap();
+    let pid = std::process::id();
+    let process = format!("{{\"pid\":{pid},\"gpu\":3,\"memoryMiB\":2635,\"busyPercent\":40}}\n");
+    std::fs::write(folder.path().join("gpus.txt.processes"), process).unwrap();
+    let output = tessera(&["metrics", "--gpus", &format!("simulated:{}", gpus.display())]);
+    let page = String::from_utf8(output.stdout).unwrap();
+    let series = page.lines().find(|line| line.starts_with("pod_used_gpu_mem_MB{")).unwrap();
+    assert!(series.contains(&format!("app_pid=\"{pid}\"")) && series.ends_with("} 2635"), "{series}");
+    for label in
+        ["gpu_name", "gpu_uuid", "pod_name", "pod_namespace", "hostIP", "UUID", "gpu", "pod", "namespace"]
+    {
+        assert!(series.contains(&format!(",{label}=\"")), "{label} is missing: {series}");
+    }
 }
