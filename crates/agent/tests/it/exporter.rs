@@ -44,6 +44,7 @@ async fn shows_processes_with_their_container() {
     });
     assert_eq!(usage["usage"]["uid-train"]["stat"]["main"]["dev"], json!([device]));
     assert_eq!(usage["usage"]["uid-train"]["spec"]["main"], json!({ "gpu": 0.3, "mem": 10240 }));
+    assert_eq!(usage["usage"]["uid-train"]["user"], "jane", "the variable SUBMITTER of the first container");
     let graph = json_page("/graph").await;
     assert!(graph["graph"].as_str().unwrap().contains("41"), "{graph}");
     world.api.delete("uid-train");

@@ -50,6 +50,27 @@ fn queries() -> Vec<String> {
     all.into_iter().map(fill).collect()
 }
 
+/// The queries of HAMi's own dashboard, `dashboards/hami-vgpu-dashboard.json`, with its variables replaced.
+const HAMI_QUERIES: [&str; 17] = [
+    r#"count(hami_gpu_memory_limit_bytes{node=~".*"})"#,
+    r#"sum(hami_gpu_memory_limit_bytes{node=~".*"})"#,
+    r#"sum(hami_gpu_memory_allocated_bytes{node=~".*"}) > 0"#,
+    r#"100 * sum(hami_gpu_memory_allocated_bytes{node=~".*"}) / sum(hami_gpu_memory_limit_bytes{node=~".*"}) > 0"#,
+    r#"sum(hami_gpu_shared_count{node=~".*"}) > 0"#,
+    r#"hami_host_gpu_memory_used_bytes and on (device_uuid) hami_gpu_memory_limit_bytes{node=~".*"}"#,
+    r#"hami_host_gpu_utilization_ratio and on (device_uuid) hami_gpu_memory_limit_bytes{node=~".*"}"#,
+    r#"sum by (node) (hami_gpu_memory_allocated_bytes{node=~".*"})"#,
+    r#"sum by (node) (hami_gpu_memory_limit_bytes{node=~".*"})"#,
+    r#"hami_node_gpu_memory_allocated_ratio{node=~".*"} > 0"#,
+    r#"hami_gpu_core_allocated_ratio{node=~".*"} > 0"#,
+    r#"hami_gpu_shared_count{node=~".*"} > 0"#,
+    r#"hami_vgpu_memory_used_bytes{namespace=~".*"} > 0"#,
+    r#"hami_vgpu_memory_limit_bytes{namespace=~".*"} > 0"#,
+    r#"hami_container_device_utilization_ratio{namespace=~".*"} > 0"#,
+    r#"100 * hami_vgpu_memory_used_bytes{namespace=~".*"} / hami_vgpu_memory_limit_bytes{namespace=~".*"} > 0"#,
+    r#"topk(10, hami_vgpu_memory_used_bytes{namespace=~".*"})"#,
+];
+
 /// Returns Tessera's metrics in a query.
 fn names(query: &str) -> BTreeSet<String> {
     let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -156,6 +177,11 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
                 "{name} in {query} is not a metric of the agent"
             );
         }
+    }
+
+    for query in HAMI_QUERIES {
+        let found = prometheus.query(query).await;
+        assert!(!found.is_empty(), "{query}");
     }
 
     // These are the queries of Grafana's dashboard 12239.

@@ -66,7 +66,17 @@ impl Prometheus {
 
     /// Returns the current result of a query. Panics if Prometheus rejects the query.
     pub(crate) async fn query(&self, query: &str) -> Vec<Value> {
-        let path = format!("/api/v1/query?query={}", encoded(query));
+        self.query_with(query, "").await
+    }
+
+    /// Returns the result of a query for a time at which nothing was scraped.
+    #[allow(dead_code, reason = "not every user of this module needs it")]
+    pub(crate) async fn query_without_data(&self, query: &str) -> Vec<Value> {
+        self.query_with(query, "time=1&").await
+    }
+
+    async fn query_with(&self, query: &str, parameters: &str) -> Vec<Value> {
+        let path = format!("/api/v1/query?{parameters}query={}", encoded(query));
         let (_, body) =
             fetch(self.address, &path, "").await.unwrap_or_else(|| panic!("Prometheus rejected {query}"));
         let answer: Value = serde_json::from_slice(&body).unwrap();

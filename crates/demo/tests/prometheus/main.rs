@@ -70,6 +70,35 @@ fn special(pod: &str, container: &str, limits: &Value) -> String {
     pod.to_string()
 }
 
+/// One leader and a connection are good, and nothing is shown as zero that is unknown.
+#[test]
+fn figures_have_the_right_colours() {
+    let dashboard: Value =
+        serde_json::from_str(&std::fs::read_to_string(deploy("dashboard.json")).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let colour = |title: &str, value: f64| {
+        let panel = panels.iter().find(|panel| panel["title"] == title).unwrap();
+        let steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"].as_array().unwrap();
+        let reached = steps.iter().rfind(|step| step["value"].as_f64().is_none_or(|least| value >= least));
+        reached.unwrap()["color"].as_str().unwrap().to_owned()
+    };
+    for (title, value, expected) in [
+        ("Leader", 0.0, "red"),
+        ("Leader", 1.0, "green"),
+        ("Leader", 2.0, "red"),
+        ("API connection", 0.0, "red"),
+        ("API connection", 1.0, "green"),
+        ("Unhealthy", 0.0, "green"),
+        ("Unhealthy", 1.0, "red"),
+    ] {
+        assert_eq!(colour(title, value), expected, "{title} {value}");
+    }
+    for panel in panels.iter().filter(|panel| panel["type"] == "stat") {
+        let without = &panel["fieldConfig"]["defaults"]["noValue"];
+        assert_eq!(without, "unknown", "{}", panel["title"]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     let directory = tempfile::tempdir().unwrap();
@@ -159,6 +188,11 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
         })
         .await;
         assert!(!found.is_empty());
+        let invented = prometheus.query_without_data(&query).await;
+        assert!(
+            invented.is_empty(),
+            "{panel:?} shows values that nothing has measured: {query}: {invented:?}"
+        );
     }
     let doubled = prometheus.query("count by (gpu_id, namespace, pod_name) (pod_and_gpu_map_info) > 1").await;
     assert!(doubled.is_empty(), "{doubled:?}");
