@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
+mod registry;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -30,8 +32,13 @@ fn helm(arguments: &[&str]) -> Output {
 }
 
 fn template(version: &str, namespace: &str, values: &[&str]) -> Output {
+    template_of("deploy/chart", version, namespace, values)
+}
+
+/// Renders a chart, which is a folder or an archive.
+fn template_of(chart: &str, version: &str, namespace: &str, values: &[&str]) -> Output {
     let mut arguments =
-        vec!["template", "tessera", "deploy/chart", "--kube-version", version, "--namespace", namespace];
+        vec!["template", "tessera", chart, "--kube-version", version, "--namespace", namespace];
     arguments.extend(values.iter().flat_map(|value| ["--set", value]));
     helm(&arguments)
 }
