@@ -110,6 +110,11 @@ fn id_of(directory: &Path) -> Result<&str> {
     directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")
 }
 
+/// Creates a cgroup at the root of the enclosure, in every hierarchy.
+pub(crate) fn create_cgroup(name: &str) -> Result<()> {
+    Hierarchies::mounted()?.create(name)
+}
+
 /// Removes directories and cgroups of runners that no longer run.
 pub(crate) fn sweep() -> Result<()> {
     let hierarchies = Hierarchies::mounted()?;

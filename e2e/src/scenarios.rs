@@ -224,8 +224,14 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "examples",
+        "every manifest of examples/, with the real controllers: all pods are bound with a grant or wait as said",
+        Enclosed(scheduler::examples),
+        Always
+    ),
+    scenario!(
         "install",
-        "the chart with its own image, accounts and policies: install, a share, upgrade and rollback under load, uninstall",
+        "the chart with its own image, accounts and policies: install, a share, upgrade, rollback and evictions under load, uninstall",
         Enclosed(scheduler::install),
         Always
     ),

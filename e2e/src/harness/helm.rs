@@ -25,6 +25,13 @@ impl Cluster {
         self.run("kubectl", arguments, command).await
     }
 
+    /// Runs a shell script with the rights of an administrator. The script ends with its first line that fails.
+    pub(crate) async fn shell(&self, script: &str) -> Result<String> {
+        let mut command = Command::new("bash");
+        command.args(["-eu", "-c", script]);
+        self.run("bash", &[script], command).await
+    }
+
     async fn run(&self, program: &str, arguments: &[&str], mut command: Command) -> Result<String> {
         command.env("KUBECONFIG", self.kubeconfig("admin", "system:masters")?);
         let output = command.output().await.with_context(|| program.to_owned())?;
@@ -43,7 +50,7 @@ impl Harness {
     }
 
     /// Builds the image that ships, from the program and the library under test, and loads it under these names.
-    pub(crate) fn load_shipped_image(&self, node: &RealNode, names: &[&str]) -> Result<()> {
+    pub(crate) fn load_shipped_image(&self, nodes: &[&RealNode], names: &[&str]) -> Result<()> {
         let archive: PathBuf = self.state("image")?.join("tessera.tar");
         let program = self.tessera()?.command().get_program().to_owned();
         for name in names {
@@ -52,7 +59,7 @@ impl Harness {
             let built =
                 build.arg("--library").arg(self.for_containers("libtessera.so")?).arg(&archive).output()?;
             ensure!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-            node.import_image(self, &archive)?;
+            nodes.iter().try_for_each(|node| node.import_image(self, &archive))?;
         }
         Ok(())
     }

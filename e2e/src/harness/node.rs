@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 
 use super::{Cluster, Component, Harness, Program, image};
-use crate::enclosure::NODE_ADDRESS;
+use crate::enclosure::{NODE_ADDRESS, create_cgroup};
 
 /// Directory of the kubelet's files.
 pub(crate) const KUBELET_ROOT: &str = "/var/lib/kubelet";
@@ -48,6 +48,9 @@ impl RealNode {
         let busybox = directory.join("image.tar");
         image::write_archive(&busybox, &harness.tool("busybox", "/bin/busybox"))?;
         place.import_image(namespace, &busybox)?;
+        if let Some(group) = place.cgroup() {
+            create_cgroup(&group)?;
+        }
         let kubelet = place.start_kubelet(cluster, namespace)?;
         let node = Self { name, number, directory, kubelet, containerd, mounts };
         node.wait_until_ready(cluster).await?;
@@ -143,6 +146,12 @@ impl Place<'_> {
             .argument(part)
             // containerd finds its shim on the path.
             .environment("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()))
+    }
+
+    /// Returns the cgroup below which the kubelet makes those of its pods; `None` for the root, which the first node has
+    /// as on an ordinary host. A kubelet ends what it does not know in its cgroup.
+    fn cgroup(&self) -> Option<String> {
+        (self.number > 1).then(|| self.name.to_owned())
     }
 
     fn containerd_socket(&self) -> String {

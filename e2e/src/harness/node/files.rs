@@ -83,6 +83,7 @@ conf_dir = "{directory}/cni"
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
             "cgroupDriver": "cgroupfs",
+            "cgroupRoot": format!("/{}", self.cgroup().unwrap_or_default()),
             "failCgroupV1": false,
             "failSwapOn": false,
             "enforceNodeAllocatable": [],

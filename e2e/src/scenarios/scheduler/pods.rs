@@ -11,25 +11,30 @@ use crate::harness::{pod, virtual_node};
 /// Memory of every GPU in MiB.
 pub(super) const GPU_MEMORY_MIB: u64 = 16_384;
 
-/// Returns a virtual node with GPUs that serves every dialect.
+/// Returns a virtual node with small GPUs that serves every dialect.
 pub(super) fn gpu_node(name: &str, gpu_count: u64, unit: &str) -> Node {
+    node_of_model(name, gpu_count, unit, "T4", GPU_MEMORY_MIB)
+}
+
+/// Returns a virtual node with GPUs of one model that serves every dialect.
+pub(super) fn node_of_model(name: &str, gpu_count: u64, unit: &str, model: &str, memory_mib: u64) -> Node {
     let mut node = virtual_node(name);
     let gpus: Vec<Value> = (0..gpu_count)
-        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": GPU_MEMORY_MIB}))
+        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": model, "memoryMiB": memory_mib}))
         .collect();
     let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
     node.metadata.annotations = Some([("tessera.dev/inventory".to_owned(), inventory)].into());
     if let Some(labels) = &mut node.metadata.labels {
-        labels.insert("gpu-model".into(), "T4".into());
+        labels.insert("gpu-model".into(), model.into());
         labels.insert("gpu-pool".into(), "public".into());
     }
     let unit = if unit == "GiB" { 1024 } else { 1 };
     let amounts = [
         ("nvidia.com/gpu", gpu_count),
         ("aliyun.com/gpu", gpu_count),
-        ("aliyun.com/gpu-mem", gpu_count * GPU_MEMORY_MIB / unit),
+        ("aliyun.com/gpu-mem", gpu_count * memory_mib / unit),
         ("tencent.com/vcuda-core", gpu_count * 100),
-        ("tencent.com/vcuda-memory", gpu_count * GPU_MEMORY_MIB / 256),
+        ("tencent.com/vcuda-memory", gpu_count * memory_mib / 256),
     ];
     if let Some(status) = &mut node.status {
         for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
