@@ -5,10 +5,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tessera_core::gpu::Health;
 use tessera_wire::foreign::dialect::vcuda;
+use tessera_wire::tessera::reservation::{self, NodeReservation};
 use tessera_wire::tessera::rules::Rules;
 use tessera_wire::tessera::{gpu_cordon, grant, inventory, parsed_node};
 
-use crate::load::from_scheduler;
+use crate::load::{from_scheduler, now_seconds};
 use crate::options::NodeSelection;
 use crate::survey::{Survey, UnhealthyGpus};
 
@@ -34,6 +35,7 @@ pub(crate) async fn survey(endpoint: &str, selection: &NodeSelection) -> Result<
     }
     let nodes = details.iter().map(node).collect::<Result<Vec<_>, _>>()?;
     let mut survey = Survey::of_nodes(Rules::default(), nodes, &UnhealthyGpus::new());
+    survey.now_seconds = now_seconds();
     for detail in &details {
         pods(detail)
             .into_iter()
@@ -98,23 +100,38 @@ fn node(detail: &Value) -> Result<tessera_wire::foreign::objects::Node, serde_js
     if let Some(kind) = detail["instanceType"].as_str() {
         annotations[parsed_node::TYPE_KEY] = kind.into();
     }
+    if detail["reservations"].is_array() {
+        annotations[reservation::KEY] = detail["reservations"].to_string().into();
+    }
+    let mut allocatable = json!({"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()});
+    for (resource, instances) in detail["instances"].as_object().into_iter().flatten() {
+        allocatable[resource] = instances["offered"].to_string().into();
+    }
     serde_json::from_value(json!({
         "metadata": {"name": detail["name"], "annotations": annotations},
         "spec": {"unschedulable": detail["cordoned"] == true},
-        "status": {"allocatable": {"cpu": cpu, "memory": memory, vcuda::CORE: (100 * gpus.len()).to_string()},
-                   "conditions": conditions},
+        "status": {"allocatable": allocatable, "conditions": conditions},
     }))
 }
 
-/// Returns the pods on a node, each with the grant that its slices of the GPUs stand for.
+/// Returns the pods on a node, each with the grant that its slices of the GPUs stand for, and the pods with MIG
+/// instances. What the node's reservations keep is left out: the survey enters the reservations itself.
 fn pods(detail: &Value) -> Vec<Value> {
     let identities = &detail["identities"];
+    let reservations: Vec<NodeReservation> =
+        serde_json::from_value(detail["reservations"].clone()).unwrap_or_default();
+    let kept: Vec<String> =
+        reservations.iter().map(|entry| format!("{}/reserved", entry.beneficiary())).collect();
     let mut grants: std::collections::BTreeMap<(String, String), Vec<Value>> =
         std::collections::BTreeMap::new();
     for gpu in detail["gpus"].as_array().into_iter().flatten() {
         let index = gpu["index"].as_u64().unwrap_or(0);
         let uuid = &identities[usize::try_from(index).unwrap_or(usize::MAX)]["uuid"];
-        for slice in gpu["pods"].as_array().into_iter().flatten() {
+        let is_kept = |slice: &&Value| {
+            let name = slice["pod"].as_str().unwrap_or_default();
+            slice["namespace"] == "" && kept.iter().any(|kept| kept == name)
+        };
+        for slice in gpu["pods"].as_array().into_iter().flatten().filter(|slice| !is_kept(slice)) {
             let text = |key: &str| slice[key].as_str().unwrap_or_default().to_owned();
             let mut entry = json!({"uuid": uuid, "index": index, "cores": slice["compute"]});
             if gpu["whole"] != true {
@@ -135,7 +152,23 @@ fn pods(detail: &Value) -> Vec<Value> {
             "spec": {"nodeName": detail["name"], "containers": [{"name": "main", "resources": {"limits": limits}}]},
         })
     };
-    grants.into_iter().map(pod).collect()
+    grants.into_iter().map(pod).chain(instance_pods(detail)).collect()
+}
+
+/// Returns the pods that hold MIG instances of a node.
+fn instance_pods(detail: &Value) -> Vec<Value> {
+    let mut pods = Vec::new();
+    for (resource, instances) in detail["instances"].as_object().into_iter().flatten() {
+        for holder in instances["pods"].as_array().into_iter().flatten() {
+            let (namespace, name) = (&holder["namespace"], &holder["name"]);
+            let limits = json!({resource: holder["count"].to_string()});
+            pods.push(json!({
+                "metadata": {"name": name, "namespace": namespace, "uid": format!("{namespace}/{name} {resource}")},
+                "spec": {"nodeName": detail["name"], "containers": [{"name": "main", "resources": {"limits": limits}}]},
+            }));
+        }
+    }
+    pods
 }
 
 /// Returns namespace and name of a holder of GPUs. The name of a claim or of a reserved place begins with the namespace.

@@ -11,7 +11,7 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::explanation::{ClusterFacts, Explainer, NodeFacts, PodExplanation};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, PolicyResolver};
 
-use crate::survey::{CLAIM_SUFFIX, PodFacts, Survey};
+use crate::survey::{CLAIM_SUFFIX, Instances, PodFacts, Survey};
 
 /// Explains a pod. `is_hypothetical` is true for a pod that does not exist.
 pub(crate) fn explain(
@@ -21,17 +21,20 @@ pub(crate) fn explain(
 ) -> Result<PodExplanation, BadPodObject> {
     let mut explainer = Explainer::new(survey, pod, is_hypothetical)?;
     if !explainer.is_placed() {
-        survey.nodes.keys().for_each(|name| explainer.judge(survey, name));
+        survey.node_names().into_iter().for_each(|name| explainer.judge(survey, name));
     }
     if explainer.needs_relief() {
-        survey.nodes.keys().for_each(|name| explainer.find_relief(survey, name));
+        survey.node_names().into_iter().for_each(|name| explainer.find_relief(survey, name));
     }
     Ok(explainer.finish())
 }
 
 impl PolicyResolver for Survey {
     fn policy(&self, preferred: Option<Policy>) -> Policy {
-        self.rules.policy(preferred)
+        match self.rules.policy(preferred) {
+            Policy::Tessera(_) => Policy::Tessera(self.forecast()),
+            other => other,
+        }
     }
 }
 
@@ -64,6 +67,10 @@ impl ClusterFacts for Survey {
 
     fn is_offered(&self, resource: &str) -> bool {
         self.nodes.values().any(|node| node.constraints.other_resources.contains_key(resource))
+    }
+
+    fn held_instances(&self, node: &NodeName, resource: &str) -> u64 {
+        self.nodes.get(node).and_then(|node| node.instances.get(resource)).map_or(0, Instances::held)
     }
 
     fn view(&self) -> &ClusterView {

@@ -192,6 +192,11 @@ async fn view_by_scheduler(
         return Ok(ExitCode::SUCCESS);
     }
     let node = view.selection.node.as_ref().map(|node| format!("/{node}")).unwrap_or_default();
+    // An extender of another project does not know MIG instances and reservations.
+    let survey = match context.plugin == Plugin::Gpu && view.details && view.output.is_none() {
+        true => endpoint::survey(endpoint, &view.selection).await.ok(),
+        false => None,
+    };
     let text = match context.plugin {
         Plugin::Gpu => {
             let detail = if view.details || view.output.is_some() { "?detail=true" } else { "" };
@@ -202,7 +207,7 @@ async fn view_by_scheduler(
             match view.output {
                 Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&found, form)?,
                 Some(OutputFormat::Name) => names(found.nodes.into_iter().map(|node| node.name)),
-                _ if view.details => show::topology::details(&found, None),
+                _ if view.details => show::topology::details(&found, survey.as_ref()),
                 _ => show::topology::summary(&found, !view.no_headers),
             }
         }

@@ -4,20 +4,23 @@
 //! one pod after the other, so that it need not keep the pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tessera_core::admission::QuotaState;
 use tessera_core::claim::{ClaimUid, grants};
 use tessera_core::cluster_view::{ClusterView, PlacedPod, PodGpus};
 use tessera_core::constraint::NodeConstraints;
+use tessera_core::forecast::{Forecast, FreeCapacity};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{GpuUsage, PodGrant};
 use tessera_core::ledger::Reservation;
+use tessera_core::natural::natural;
 use tessera_core::node::NodeState;
 use tessera_core::quota::{Quota, QuotaLabels};
 use tessera_core::request::{PodRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
+use tessera_core::workload::Workload;
 use tessera_wire::foreign::constraint;
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::foreign::dra::{ClaimName, DeviceClass, ResourceClaim};
@@ -55,6 +58,10 @@ pub struct Survey {
     /// Claims and classes; `None` if they are not served or may not be read.
     claims: Option<Claims>,
     gangs: Gangs,
+    /// Pods with GPU requests that exist now.
+    workload: Workload,
+    /// Forecast for policy `tessera`, made when it is needed.
+    forecast: OnceLock<Arc<Forecast>>,
 }
 
 /// Claims of dynamic resource allocation, by namespace and name, and their classes by name.
@@ -224,6 +231,11 @@ impl Survey {
         self.gangs.add(&pod);
         if has_ended(&pod) {
             return;
+        }
+        if pod.spec.asks_for_gpus()
+            && let Ok(request) = pod.spec.request(self.rules.unit)
+        {
+            self.workload.see(&request);
         }
         if pod.spec.node_name.is_empty() {
             // Users ask why pods with GPU resources of others wait, too.
@@ -398,6 +410,24 @@ impl Survey {
     /// Enters the PodGroup of a gang, which states the size for pods that do not.
     pub(crate) fn set_pod_group(&mut self, group: &PodGroup) {
         self.gangs.set_size(&group.gang, group.size);
+    }
+
+    /// Returns the names of all nodes in the order of the scheduler's lists.
+    pub(crate) fn node_names(&self) -> Vec<&NodeName> {
+        let mut names: Vec<&NodeName> = self.nodes.keys().collect();
+        names.sort_by(|a, b| natural(&a.0, &b.0));
+        names
+    }
+
+    /// Returns the forecast that a scheduler makes when it starts. One that has run for long also expects pods like
+    /// those that have ended.
+    pub(crate) fn forecast(&self) -> Arc<Forecast> {
+        let make = || {
+            let capacity: FreeCapacity = self.view.ledger().nodes().collect();
+            let with_gpus = self.with_gpus().map(|(_, state)| state.node());
+            Arc::new(Forecast::new(&self.workload.with(&Workload::guess(with_gpus)), &capacity))
+        };
+        Arc::clone(self.forecast.get_or_init(make))
     }
 
     pub(crate) fn cluster_view(&self) -> &ClusterView {

@@ -384,6 +384,7 @@ impl RejectReason {
                 PlacementError::FewerLarge { .. } => "too-large",
                 PlacementError::NoShare(share) if share.has_compute() => "no-share",
                 PlacementError::NoShare(_) => "no-gpu-memory",
+                PlacementError::NoSlot(_) => "no-slot",
                 PlacementError::Required => "required",
                 PlacementError::Unlisted(_) => "static-table",
             },

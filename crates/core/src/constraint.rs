@@ -116,6 +116,18 @@ pub enum UnmetConstraint {
         /// Amount that the pod requests.
         requested: u64,
     },
+    /// Other pods hold too much of a resource.
+    #[error("node has {left} of {offered} {resource} left, and the pod requests {requested}")]
+    InUse {
+        /// Name of the resource.
+        resource: String,
+        /// Amount that no pod holds.
+        left: u64,
+        /// Amount that the node offers to all pods together.
+        offered: u64,
+        /// Amount that the pod requests.
+        requested: u64,
+    },
 }
 
 /// A taint in kubectl's form: `key=value:Effect`.

@@ -22,6 +22,7 @@ pub mod gpu;
 pub mod gpu_set;
 pub mod grant;
 pub mod ledger;
+pub mod natural;
 pub mod node;
 pub mod placement;
 pub mod preemption;

@@ -27,6 +27,8 @@ pub struct Node {
     pub memory: MiB,
     /// The instance type, which static tables refer to.
     pub instance_type: Option<String>,
+    /// The number of pods with parts of GPUs that each GPU has devices for; `None` where devices do not limit them.
+    pub slots_per_gpu: Option<u16>,
 }
 
 /// The kinds of GPUs of a node, with the GPUs of each kind. Equal nodes share one list.
@@ -117,7 +119,17 @@ impl Node {
             }
         }
         let healthy = healthy(&gpus);
-        Ok(Self { name, gpus, kinds: kinds.into(), healthy, topology, cpu, memory, instance_type: None })
+        Ok(Self {
+            name,
+            gpus,
+            kinds: kinds.into(),
+            healthy,
+            topology,
+            cpu,
+            memory,
+            instance_type: None,
+            slots_per_gpu: None,
+        })
     }
 
     /// Returns the GPUs by index.
@@ -291,6 +303,18 @@ impl NodeState {
                 !self.used(gpu).whole && compute_percent <= room.compute_percent && memory <= room.memory
             }
         }
+    }
+
+    /// Returns whether a GPU has a device left for one more pod with a part of it. Pods of all dialects count, also
+    /// those that hold other devices: so a GPU never has more pods than its number of slots says.
+    #[must_use]
+    pub(crate) fn has_slot(&self, gpu: GpuIndex) -> bool {
+        self.node.slots_per_gpu.is_none_or(|slots| self.pod_count(gpu) < usize::from(slots))
+    }
+
+    /// Returns the number of pods that hold a GPU or a part of it.
+    pub(crate) fn pod_count(&self, gpu: GpuIndex) -> usize {
+        self.held.iter().filter(|held| held.contains(gpu)).count()
     }
 
     /// Returns the GPUs of each pod that holds any.

@@ -21,6 +21,8 @@ pub struct GpuSelection {
     pub avoid_uuids: BTreeSet<String>,
     /// True if the pod accepts only GPUs that no other pod uses.
     pub idle_only: bool,
+    /// True if the pod takes one of the devices into which a GPU is split, so that it accepts only GPUs with one left.
+    pub needs_slot: bool,
     /// Whether all GPUs of a container belong to one NUMA node.
     pub numa: NumaBinding,
     /// How the policies `binpack` and `spread` compare GPUs for shares; `None` for their own order.
@@ -55,10 +57,20 @@ impl GpuSelection {
     #[must_use]
     pub fn accepts_all(&self) -> bool {
         // The weights order GPUs and reject none.
-        let Self { use_models, avoid_models, use_uuids, avoid_uuids, idle_only, numa, weights: _ } = self;
+        let Self {
+            use_models,
+            avoid_models,
+            use_uuids,
+            avoid_uuids,
+            idle_only,
+            needs_slot,
+            numa,
+            weights: _,
+        } = self;
         [use_models, avoid_models].iter().all(|names| names.is_empty())
             && [use_uuids, avoid_uuids].iter().all(|uuids| uuids.is_empty())
             && !idle_only
+            && !needs_slot
             && *numa == NumaBinding::Any
     }
 
@@ -93,6 +105,7 @@ impl GpuSelection {
         let accepted = accepted.filter(|gpu| self.accepts_uuid(gpu));
         accepted
             .filter(|gpu| !self.idle_only || node.used(gpu.index).is_none())
+            .filter(|gpu| !self.needs_slot || node.has_slot(gpu.index))
             .map(|gpu| gpu.index)
             .collect()
     }
@@ -135,7 +148,7 @@ impl ScoringWeights {
     pub(crate) fn fullness(self, node: &NodeState, gpu: GpuIndex, more: Hold) -> u64 {
         let memory = node.node().gpu(gpu).map(|gpu| gpu.memory.0).unwrap_or_default();
         let used = node.used(gpu).plus(GpuUsage::of(more));
-        let pods = node.held().iter().filter(|held| held.contains(gpu)).count() as u64 + 1;
+        let pods = node.pod_count(gpu) as u64 + 1;
         let part = |amount: u64, whole: u64| amount.saturating_mul(Self::PARTS) / whole.max(1);
         let weighted = [
             (self.slot, part(pods, Self::FULL_SLOTS)),
@@ -162,6 +175,10 @@ mod tests {
 
     /// Returns a node with GPUs of two models; GPUs 0 to 2 and 3 to 7 belong to one NUMA node each. GPU 4 is in use.
     fn node() -> NodeState {
+        node_with(None)
+    }
+
+    fn node_with(slots_per_gpu: Option<u16>) -> NodeState {
         let gpu = |index: u8| Gpu {
             numa: Some(u16::from(index / 3).min(1)),
             ..Gpu::new(
@@ -172,7 +189,8 @@ mod tests {
             )
         };
         let gpus = (0..8).map(gpu).collect();
-        let node = Node::new("n".into(), gpus, Topology::unknown(8), MilliCpu(0), MiB(0)).unwrap();
+        let mut node = Node::new("n".into(), gpus, Topology::unknown(8), MilliCpu(0), MiB(0)).unwrap();
+        node.slots_per_gpu = slots_per_gpu;
         let mut state = NodeState::empty(Arc::new(node));
         let hold = Hold::Share { compute_percent: Percent(10), memory: MiB(1000) };
         state.add(&PodGrant {
@@ -234,6 +252,29 @@ mod tests {
         let why = explain(&node(), &pod(8, idle), &Policy::Simple).unwrap();
         let used = why.gpus[4].1.map(|reason| reason.to_string());
         assert_eq!(used.as_deref(), Some("in use, and an annotation demands an idle GPU"));
+    }
+
+    #[test]
+    fn takes_only_gpus_with_a_slot_left() {
+        let placed = |slots_per_gpu, needs_slot, count| {
+            let state = node_with(slots_per_gpu);
+            let pod = pod(count, GpuSelection { needs_slot, ..GpuSelection::default() });
+            let placement = place(&state, &pod, &Policy::Simple, GpuSet::EMPTY);
+            placement.map(|placement| placement.gpus[0].to_string()).map_err(|error| error.to_string())
+        };
+        let all = Ok("0,1,2,3,4,5,6,7".to_owned());
+        assert_eq!(placed(Some(1), true, 7), Ok("0,1,2,3,5,6,7".to_owned()));
+        assert_eq!(
+            placed(Some(1), true, 8),
+            Err("fewer than 8 GPUs with a free slot of nvidia.com/gpu".to_owned())
+        );
+        assert_eq!(placed(Some(2), true, 8), all);
+        assert_eq!(placed(Some(1), false, 8), all);
+        assert_eq!(placed(None, true, 8), all);
+        let needs_slot = GpuSelection { needs_slot: true, ..GpuSelection::default() };
+        let why = explain(&node_with(Some(1)), &pod(8, needs_slot), &Policy::Simple).unwrap();
+        let reason = why.gpus[4].1.map(|reason| reason.to_string());
+        assert_eq!(reason.as_deref(), Some("no slot of nvidia.com/gpu left, of 1"));
     }
 
     #[test]

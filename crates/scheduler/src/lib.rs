@@ -6,7 +6,6 @@
 pub mod certificates;
 pub mod dashboard;
 pub mod metrics;
-mod natural;
 pub mod notices;
 pub mod run;
 pub mod server;

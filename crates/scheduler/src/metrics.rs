@@ -125,13 +125,12 @@ impl Metrics {
     }
 
     /// Returns the page for Prometheus. The lock on the state is released before the page is
-    /// written, because writing takes longer than counting.
+    /// written, because writing takes longer than counting. A replica that does not know the cluster
+    /// has no `state`: its page has no families about the cluster, because unknown is not zero.
     #[must_use]
-    pub fn text(&self, state: impl Deref<Target = State>, format: Format) -> String {
-        let totals = StateTotals::of(&state);
-        drop(state);
+    pub fn text(&self, state: Option<impl Deref<Target = State>>, format: Format) -> String {
+        let totals = state.map(|state| StateTotals::of(&state));
         let mut page = MetricsPage::new(format);
-        totals.pods_on_gpus.write(&mut page);
         self.write_counters(&mut page);
         let none = Labels::default();
         let mut gauge = |name, help, value: u64| page.family(name, Gauge, help).sample(&none, value);
@@ -145,35 +144,9 @@ impl Metrics {
             "1 on the replica that leads.",
             self.leading.load(Ordering::Relaxed).into(),
         );
-        gauge("tessera_scheduler_nodes", "Nodes with GPUs.", totals.nodes as u64);
-        gauge("tessera_scheduler_gpus", "GPUs of all nodes.", totals.gpus as u64);
-        gauge("tessera_scheduler_gpus_idle", "GPUs without any grant.", totals.idle as u64);
-        gauge(
-            "tessera_scheduler_gpus_overbooked",
-            "GPUs with more grants than they have capacity.",
-            totals.overbooked as u64,
-        );
-        gauge("tessera_scheduler_pods_waiting", "Pods that wait for GPUs.", totals.pods_waiting as u64);
-        gauge(
-            "tessera_scheduler_bookings_unconfirmed",
-            "Bookings that no watch has confirmed yet.",
-            totals.unconfirmed as u64,
-        );
-        gauge("tessera_gang_waiting", "Gangs with pods that wait for GPUs.", totals.gangs_waiting as u64);
-        gauge(
-            "tessera_gang_reserved_gpus",
-            "GPUs that are reserved for pods of gangs that are not bound yet.",
-            totals.gang_gpus as u64,
-        );
-        gauge("tessera_reserved_gpus", "GPUs that node annotations reserve.", totals.reserved_gpus as u64);
-        let help = "Reservations of gangs that ended before all pods were bound.";
-        let mut unused = page.family("tessera_gang_reservations_unused_total", Counter, help);
-        unused.sample(&none, totals.unused_reservations);
-        let help = "Bookings that were revoked.";
-        let mut revoked = page.family("tessera_scheduler_bookings_rolled_back_total", Counter, help);
-        revoked.sample(&none, totals.rolled_back);
-        totals.quota.write(&mut page);
-        hami::write(&totals.quota.totals, &mut page);
+        if let Some(totals) = totals {
+            totals.write(&mut page);
+        }
         let expiries = self.certificates.get().map(Tls::expiries).unwrap_or_default();
         let ends: Vec<(String, u64)> =
             expiries.iter().map(|end| (end.role.to_string(), end.unix_seconds)).collect();
@@ -240,6 +213,42 @@ impl StateTotals {
         totals.quota = QuotaMetrics::of(state);
         totals.pods_on_gpus = pods_on_gpus(state);
         totals
+    }
+
+    /// Writes the families about the cluster.
+    fn write(&self, page: &mut MetricsPage) {
+        self.pods_on_gpus.write(page);
+        let none = Labels::default();
+        let mut gauge = |name, help, value: u64| page.family(name, Gauge, help).sample(&none, value);
+        gauge("tessera_scheduler_nodes", "Nodes with GPUs.", self.nodes as u64);
+        gauge("tessera_scheduler_gpus", "GPUs of all nodes.", self.gpus as u64);
+        gauge("tessera_scheduler_gpus_idle", "GPUs without any grant.", self.idle as u64);
+        gauge(
+            "tessera_scheduler_gpus_overbooked",
+            "GPUs with more grants than they have capacity.",
+            self.overbooked as u64,
+        );
+        gauge("tessera_scheduler_pods_waiting", "Pods that wait for GPUs.", self.pods_waiting as u64);
+        gauge(
+            "tessera_scheduler_bookings_unconfirmed",
+            "Bookings that no watch has confirmed yet.",
+            self.unconfirmed as u64,
+        );
+        gauge("tessera_gang_waiting", "Gangs with pods that wait for GPUs.", self.gangs_waiting as u64);
+        gauge(
+            "tessera_gang_reserved_gpus",
+            "GPUs that are reserved for pods of gangs that are not bound yet.",
+            self.gang_gpus as u64,
+        );
+        gauge("tessera_reserved_gpus", "GPUs that node annotations reserve.", self.reserved_gpus as u64);
+        let help = "Reservations of gangs that ended before all pods were bound.";
+        let mut unused = page.family("tessera_gang_reservations_unused_total", Counter, help);
+        unused.sample(&none, self.unused_reservations);
+        let help = "Bookings that were revoked.";
+        let mut revoked = page.family("tessera_scheduler_bookings_rolled_back_total", Counter, help);
+        revoked.sample(&none, self.rolled_back);
+        self.quota.write(page);
+        hami::write(&self.quota.totals, page);
     }
 }
 

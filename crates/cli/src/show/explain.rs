@@ -130,7 +130,7 @@ fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
 }
 
 /// Sorts the rejecting nodes: nodes where the fewest pods would have to end come first, nodes where
-/// no eviction helps come last.
+/// no eviction helps come last. Equal nodes keep the order of their names.
 ///
 /// Nodes that reject the pod as a whole appear only with `all`, because the table of reasons counts
 /// them already.
@@ -141,7 +141,7 @@ fn nearest(explanation: &PodExplanation, all: bool) -> Vec<&NodeExplanation> {
     };
     let of_interest = |view: &&NodeExplanation| all || !view.gpu_reasons.is_empty();
     let mut sorted: Vec<&NodeExplanation> = explanation.nodes.iter().filter(of_interest).collect();
-    sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
+    sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view)));
     sorted
 }
 

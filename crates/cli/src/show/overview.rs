@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::GpuUsage;
+use tessera_core::natural::natural;
 use tessera_core::node::NodeState;
 use tessera_core::units::{Count, GpuIndex, MiB, NodeName, Percent};
 use tessera_wire::foreign::objects::Pod;
@@ -39,7 +40,7 @@ pub(crate) struct OverviewForm {
 /// Formats the overview. No line is wider than the terminal.
 pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     let mut nodes: Vec<(&NodeFacts, &NodeState)> = survey.with_gpus().collect();
-    nodes.sort_by_cached_key(|(_, state)| natural(&state.node().name.0));
+    nodes.sort_by(|(_, a), (_, b)| natural(&a.node().name.0, &b.node().name.0));
     let most_gpus = nodes.iter().map(|(_, state)| state.node().gpus().len()).max().unwrap_or(0).max(1);
     let longest = nodes.iter().map(|(_, state)| width(&state.node().name.0)).max().unwrap_or(0);
     let name_width = longest.clamp(4, (form.columns / 4).max(4));
@@ -97,21 +98,6 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     waiting(&mut text, &survey.waiting, form);
     text.push_str(&form.paint.faint("# held  . free  x takes no pods\n"));
     text.lines().map(|line| cut(line, form.columns) + "\n").collect()
-}
-
-/// Returns a key by which names sort as people count.
-fn natural(name: &str) -> Vec<(u64, String)> {
-    let mut key = Vec::new();
-    let mut rest = name;
-    while !rest.is_empty() {
-        let text_end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let (text, digits) = rest.split_at(text_end);
-        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-        key.push((0, text.to_owned()));
-        key.push((digits[..end].parse().unwrap_or(u64::MAX), String::new()));
-        rest = &digits[end..];
-    }
-    key
 }
 
 /// Sums over GPUs. GPUs and nodes that take no new pods have nothing free.

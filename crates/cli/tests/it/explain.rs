@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tessera_core::forecast::Forecast;
 use tessera_scheduler::server::{App, BODY_LIMIT, router};
 use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
@@ -88,6 +89,14 @@ fn scheduler(stage: &Stage) -> State {
     for pod in stage.server.list("/api/v1/pods") {
         state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
     }
+    with_forecast(state)
+}
+
+/// Returns the state with the forecast that a scheduler makes as soon as it knows the cluster.
+pub(crate) fn with_forecast(mut state: State) -> State {
+    let capacity = state.free_capacity_if_due().unwrap();
+    let forecast = Forecast::new(&state.begin_forecast(&capacity), &capacity);
+    state.adopt_forecast(Arc::new(forecast));
     state
 }
 
@@ -317,7 +326,7 @@ fn documentation_shows_real_output() {
 }
 
 /// Serves the pages of a scheduler with this state and returns their URL.
-fn serve(stage: &Stage, state: State) -> String {
+pub(crate) fn serve(stage: &Stage, state: State) -> String {
     let client = stage.runtime.block_on(async { tessera_cluster::connect_to(&stage.server.url()).unwrap() });
     stage.runtime.block_on(async {
         let app = Arc::new(App::new(state, client));

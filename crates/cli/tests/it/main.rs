@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod agents;
+mod agreement;
 mod broken;
 mod colour;
 mod cordon;

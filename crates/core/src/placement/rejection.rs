@@ -50,6 +50,9 @@ pub enum PlacementError {
     /// Fewer GPUs than requested have the share left.
     #[error("{} with {share} left", fewer(.0.count), share = .0)]
     NoShare(Share),
+    /// Fewer GPUs than requested have the share and a device for it left.
+    #[error("{} with a free slot of nvidia.com/gpu", fewer(*.0))]
+    NoSlot(u8),
     /// A GPU that the caller requires is not free.
     #[error("a required GPU is not free")]
     Required,
@@ -73,6 +76,9 @@ pub enum GpuRejectReason {
     /// The pod's annotations demand a GPU of its own, and another pod uses this one.
     #[error("in use, and an annotation demands an idle GPU")]
     InUse,
+    /// The pods on the GPU hold all the devices into which it is split.
+    #[error("no slot of nvidia.com/gpu left, of {0}")]
+    NoSlot(u16),
     /// A pod holds the whole GPU.
     #[error("held whole")]
     HeldWhole,
@@ -134,6 +140,7 @@ impl PlacementError {
             | Self::Memory
             | Self::FewerIdle(_)
             | Self::NoShare(_)
+            | Self::NoSlot(_)
             | Self::NumaNode(_)
             | Self::Required
             | Self::Unlisted(_) => true,
@@ -190,7 +197,17 @@ pub(super) fn of_gpus(
         }
         Request::Share(_) if pod.selection.idle_only => PlacementError::FewerIdle(count),
         Request::Share(Share { count: 2.., .. }) if !required.is_empty() => PlacementError::Required,
-        Request::Share(share) => PlacementError::NoShare(share),
+        Request::Share(share) => {
+            let with_room = accepted().filter(|gpu| {
+                gpu.health.is_healthy() && node.has_room(gpu.index, node.node().hold(request, gpu.index))
+            });
+            let are_slots_missing = pod.selection.needs_slot && with_room.count() >= usize::from(share.count);
+            if are_slots_missing {
+                PlacementError::NoSlot(share.count)
+            } else {
+                PlacementError::NoShare(share)
+            }
+        }
     }
 }
 
@@ -211,7 +228,9 @@ pub(super) fn of_each_gpu(
         } else if pod.selection.idle_only && !node.used(gpu.index).is_none() {
             Some(GpuRejectReason::InUse)
         } else {
-            room_reject_reason(node, gpu.index, node.node().hold(request, gpu.index))
+            let slots = node.node().slots_per_gpu.filter(|_| pod.selection.needs_slot);
+            let no_slot = slots.filter(|_| !node.has_slot(gpu.index)).map(GpuRejectReason::NoSlot);
+            room_reject_reason(node, gpu.index, node.node().hold(request, gpu.index)).or(no_slot)
         };
         (gpu.index, refusal)
     })

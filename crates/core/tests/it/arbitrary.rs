@@ -24,15 +24,18 @@ pub(crate) fn pod_uid() -> impl Strategy<Value = PodUid> {
 }
 
 pub(crate) fn node() -> impl Strategy<Value = Node> {
-    (node_name(), vec(gpu(), 0..=MOST_GPUS), vec(link(), MOST_GPUS * MOST_GPUS)).prop_map(
-        |(name, mut gpus, links)| {
+    let links = vec(link(), MOST_GPUS * MOST_GPUS);
+    (node_name(), vec(gpu(), 0..=MOST_GPUS), links, option::weighted(0.3, 1..4u16)).prop_map(
+        |(name, mut gpus, links, slots_per_gpu)| {
             for (index, gpu) in (0u8..).zip(&mut gpus) {
                 gpu.index = GpuIndex(index);
                 gpu.uuid = GpuUuid::from(format!("GPU-{index}").as_str());
             }
             let topology =
                 Topology::from_pairs(gpus.len(), |a, b| links[a.position() * MOST_GPUS + b.position()]);
-            Node::new(name, gpus, topology, MilliCpu(64_000), MiB(262_144)).unwrap()
+            let mut node = Node::new(name, gpus, topology, MilliCpu(64_000), MiB(262_144)).unwrap();
+            node.slots_per_gpu = slots_per_gpu;
+            node
         },
     )
 }
@@ -123,15 +126,18 @@ pub(crate) fn selection() -> impl Strategy<Value = GpuSelection> {
     let numa = prop::sample::select(vec![NumaBinding::Any, NumaBinding::Preferred, NumaBinding::Required]);
     let weights = option::of((0..3u32, 0..3u32, any::<u32>()))
         .prop_map(|weights| weights.map(|(slot, core, memory)| ScoringWeights { slot, core, memory }));
-    (models(), models(), uuids(), uuids(), any::<bool>(), numa, weights).prop_map(
-        |(use_models, avoid_models, use_uuids, avoid_uuids, idle_only, numa, weights)| GpuSelection {
-            use_models,
-            avoid_models,
-            use_uuids,
-            avoid_uuids,
-            idle_only,
-            numa,
-            weights,
+    (models(), models(), uuids(), uuids(), any::<bool>(), any::<bool>(), numa, weights).prop_map(
+        |(use_models, avoid_models, use_uuids, avoid_uuids, idle_only, needs_slot, numa, weights)| {
+            GpuSelection {
+                use_models,
+                avoid_models,
+                use_uuids,
+                avoid_uuids,
+                idle_only,
+                needs_slot,
+                numa,
+                weights,
+            }
         },
     )
 }

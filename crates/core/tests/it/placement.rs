@@ -109,6 +109,11 @@ proptest! {
                 if pod.selection.idle_only {
                     prop_assert!(chosen().all(|gpu| state.used(gpu.index).is_none()));
                 }
+                if pod.selection.needs_slot {
+                    let pods = |gpu| state.held().iter().filter(|held| held.contains(gpu)).count();
+                    let slots = state.node().slots_per_gpu.map_or(usize::MAX, usize::from);
+                    prop_assert!(chosen().all(|gpu| pods(gpu.index) < slots));
+                }
                 if pod.selection.numa == NumaBinding::Required && gpus.len() > 1 {
                     let first = chosen().next().and_then(|gpu| gpu.numa);
                     prop_assert!(first.is_some() && chosen().all(|gpu| gpu.numa == first));

@@ -90,6 +90,10 @@ impl UsageLog {
         let used = (!self.round.is_empty()).then(|| self.round.values().sum::<f64>() / 100.0);
         self.round.clear();
         let point = HistoryPoint { unix_millis: begun_millis, held, used };
+        // A clock that was set back has left points of the future, which would hide all others in the chart.
+        while self.points.back().is_some_and(|last| last.unix_millis > begun_millis) {
+            self.points.pop_back();
+        }
         let mut newest = self.points.iter().rev();
         if let (Some(last), Some(before)) = (newest.next(), newest.next())
             && last.unix_millis.saturating_sub(before.unix_millis) < POINT_MILLIS
@@ -117,6 +121,16 @@ impl UsageLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn history_is_in_order_after_the_clock_was_set_back() {
+        let mut log = UsageLog::default();
+        for begun in [10 * POINT_MILLIS, 20 * POINT_MILLIS, 12 * POINT_MILLIS, 13 * POINT_MILLIS] {
+            log.end_round(begun, 1.0);
+        }
+        let minutes: Vec<u64> = log.points().map(|point| point.unix_millis / POINT_MILLIS).collect();
+        assert_eq!(minutes, [10, 12, 13]);
+    }
 
     /// The pods that hold GPUs of the node.
     fn holders() -> HashSet<String> {

@@ -44,7 +44,7 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
 
 pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>, headers: HeaderMap) -> Response {
     let format = format_for(&headers);
-    let text = app.metrics.text(app.read(), format);
+    let text = app.metrics.text(app.is_ready().then(|| app.read()), format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

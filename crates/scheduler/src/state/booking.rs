@@ -211,6 +211,11 @@ impl Bookings {
         self.current.len() + self.in_doubt.len()
     }
 
+    /// Returns whether the pod is booked on a node, and not only in doubt.
+    pub(super) fn has_current(&self, uid: &PodUid) -> bool {
+        self.current.contains_key(uid)
+    }
+
     fn of_kind(&mut self, kind: BookingKind) -> &mut HashMap<PodUid, Booking> {
         match kind {
             BookingKind::Current => &mut self.current,

@@ -138,6 +138,15 @@ impl State {
         self.ledger().place(uid)
     }
 
+    /// Returns the reservations of a node that are in effect: they have not ended, and their pod still waits.
+    pub(crate) fn reservations_on(&self, node: &NodeName) -> impl Iterator<Item = &NodeReservation> {
+        let waits = |uid: &str| self.pod(&PodUid(uid.to_owned())).is_some_and(|pod| pod.node.is_none());
+        let is_wanted =
+            move |one: &&NodeReservation| one.pod.as_ref().is_none_or(|pod| waits(pod.uid.as_str()));
+        let all = self.node_reservations.get(node).into_iter().flatten();
+        all.filter(|one| one.until_seconds() > self.event_unix_seconds).filter(is_wanted)
+    }
+
     /// Describes the reservation for a waiting pod.
     pub(crate) fn describe_reserved(&self, uid: &PodUid) -> Option<String> {
         let (node, reservation) = self.node_reservations.iter().find_map(|(node, all)| {

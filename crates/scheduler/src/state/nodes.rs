@@ -7,6 +7,7 @@ use tessera_core::cluster_view::PlacedPod;
 use tessera_core::constraint::NodeConstraints;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::NodePosition;
+use tessera_core::natural::natural;
 use tessera_core::node::{self, NodeState};
 use tessera_core::quota::QuotaLabels;
 use tessera_core::taint::{Taint, TaintEffect, untolerated_soft};
@@ -17,7 +18,6 @@ use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::entries::{UnreadableNode, quota_labels};
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
-use crate::natural::natural;
 
 /// The unhealthy GPUs of a node according to gpushare's ConfigMap.
 #[derive(Debug, Default)]

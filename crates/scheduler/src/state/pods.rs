@@ -1,7 +1,9 @@
 //! Pod events: tracks waiting pods, and enters what each placed pod holds into the view of the cluster.
 
+use std::collections::BTreeMap;
+
 use tessera_core::cluster_view::{PlacedPod, PodGpus};
-use tessera_core::units::PodUid;
+use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::{DialectSet, MemoryUnit};
 use tessera_wire::foreign::objects::{Pod, PodSpec};
 use tessera_wire::tessera::gang;
@@ -38,6 +40,10 @@ impl State {
                 self.set_waiting(uid, with_claim_names(pod));
             }
             (true, false) => self.set_placed(uid, pod),
+            // Users ask where such a pod runs, and which MIG instances are in use.
+            (false, false) if !is_by_claim && !pod.spec.other_gpu_resources().is_empty() => {
+                self.set_placed(uid, pod);
+            }
             (false, true) => self.count_in_gang(&uid, &pod),
             (false, false) => self.set_plain(&uid, &pod),
         }
@@ -65,10 +71,15 @@ impl State {
     }
 
     /// Applies a read that is newer than every list so far.
+    ///
+    /// A read does not confirm a booking while a list is under way that has not shown the pod. The list may be older
+    /// than the pod, and then only the booking keeps what the pod holds until the watch shows it.
     pub(super) fn apply_newest_read(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_placed = self.pod(&uid).is_some_and(|known| known.node.is_some());
-        if !is_placed && !self.ended.contains(&uid) {
+        let is_kept_by_booking =
+            self.is_listing_pods && self.unlisted_pods.contains(&uid) && self.bookings.has_current(&uid);
+        if !is_placed && !is_kept_by_booking && !self.ended.contains(&uid) {
             self.set_pod(pod);
         }
     }
@@ -153,6 +164,15 @@ impl State {
         let (Some(grant), Some(pod)) = (self.ledger().grant(uid), self.pod(uid)) else { return };
         let (node, gpus, dialects) = (grant.node.clone(), grant.gpus(), self.dialects(&pod.spec));
         self.releases.record(self.event_time, node, gpus, dialects);
+    }
+
+    /// Returns the pods on a node that hold MIG instances, with their instances by resource.
+    pub(crate) fn instance_holders(
+        &self,
+        node: &NodeName,
+    ) -> impl Iterator<Item = (&GpuPod, BTreeMap<String, u64>)> {
+        let pods = self.ledger().grants_on(node).filter_map(|grant| self.pod(&grant.pod));
+        pods.map(|pod| (pod, pod.spec.mig_instances())).filter(|(_, held)| !held.is_empty())
     }
 
     /// Returns the dialects of a pod's containers. A request that cannot be read has none.

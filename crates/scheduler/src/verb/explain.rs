@@ -85,6 +85,10 @@ impl ClusterFacts for State {
         self.offers_resource(resource)
     }
 
+    fn held_instances(&self, node: &NodeName, resource: &str) -> u64 {
+        self.instance_holders(node).filter_map(|(_, held)| held.get(resource).copied()).sum()
+    }
+
     fn view(&self) -> &ClusterView {
         self.cluster_view()
     }

@@ -277,8 +277,6 @@ impl Cluster {
         self.run_among("", pod).await
     }
 
-    /// Creates a pod and schedules it on a node whose name starts with `prefix`, as a node selector
-    /// would.
     /// Lets the scheduler know what pods use, as if agents had answered for the last hours: `busy` returns the percent
     /// of one GPU that a pod has computed for the last hour.
     pub(crate) fn set_use(&self, busy: impl Fn(&Value) -> Option<f64>) {
@@ -311,6 +309,8 @@ impl Cluster {
         log.observe(u64::MAX / 2, "all", &holders, &used(1.0));
     }
 
+    /// Creates a pod and schedules it on a node whose name starts with `prefix`, as a node selector
+    /// would.
     pub(crate) async fn run_among(&self, prefix: &str, pod: &Value) -> Result<Option<String>> {
         let pod = self.make(pod)?;
         self.schedule_among(prefix, &pod).await

@@ -28,6 +28,7 @@ scenarios![
     a_waiting_pod_is_explained,
     nodes_without_new_pods_are_marked,
     a_waiting_gang_is_explained,
+    instances_and_reservations_are_shown,
     the_four_questions_are_answered,
     a_placed_pod_says_why,
     waste_is_sorted_and_filtered_by_the_address,
@@ -246,6 +247,34 @@ async fn a_waiting_gang_is_explained(browser: &Browser) -> Result<()> {
     visit(browser, &cluster, "#/pod/team/train-0").await?;
     browser.until_text("gang team/train: 1 of 2 pods exist, 0 have nodes").await?;
     browser.until_text("gang waits").await
+}
+
+/// Resources that kube-scheduler counts itself are shown with their pods, waiting or not, and so are reservations.
+async fn instances_and_reservations_are_shown(browser: &Browser) -> Result<()> {
+    let mut mig = node("mig", H100);
+    mig["status"]["allocatable"]["nvidia.com/mig-1g.10gb"] = "1".into();
+    let reservation = json!([{"name": "maintenance", "owner": "jane", "until": "2999-01-02T03:04:05Z", "gpus": [{"uuid": "GPU-mig-0007"}]}]);
+    mig["metadata"]["annotations"]["tessera.dev/reservations"] = reservation.to_string().into();
+    let cluster = Cluster::start([mig, node("t1", T4)]).await?;
+    let limits = json!({"nvidia.com/mig-1g.10gb": "1"});
+    let mut holder = pod("team", "holder", limits.clone());
+    holder["spec"]["nodeName"] = "mig".into();
+    cluster.make(&holder)?;
+    cluster.make(&pod("team", "waits", limits))?;
+    visit(browser, &cluster, "#/node/mig").await?;
+    browser.until_text("1 of 1 nvidia.com/mig-1g.10gb team/holder").await?;
+    browser.until_text("maintenance: 1 GPU · jane").await?;
+    browser.until("document.querySelector('#gpu-7 h3 .chip').innerText === 'Reserved'").await?;
+    browser.click("a[href='#/pod/team/holder']").await?;
+    browser.until_text("1 nvidia.com/mig-1g.10gb").await?;
+    browser.until_text("kube-scheduler chose the node").await?;
+    visit(browser, &cluster, "#/pod/team/waits").await?;
+    browser.until_text("node has 0 of 1 nvidia.com/mig-1g.10gb left, and the pod requests 1").await?;
+    visit(browser, &cluster, "#/pods").await?;
+    browser.until("document.querySelectorAll('.pod-row .asks .chip').length === 2").await?;
+    let wrong = browser.eval("/no node offers|fits/i.test(document.querySelector('main').innerText)").await?;
+    ensure!(wrong == json!(false), "a node offers the instances, and the pod waits");
+    Ok(())
 }
 
 async fn a_placed_pod_says_why(browser: &Browser) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tessera_scheduler::metrics::Metrics;
 
-use tessera_scheduler::state::StateEvent;
+use tessera_scheduler::state::{State, StateEvent};
 use tessera_serve::Tls;
 use tessera_serve::authority::self_signed;
 use tessera_wire::metrics::Format;
@@ -30,7 +30,12 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     metrics.claim_replaced(tessera_core::claim::Replacement::NoRoom);
     let made = self_signed("tessera", 1_800_000_000).unwrap();
     metrics.set_certificates(Tls::for_all(&made.certificate, &made.key).unwrap());
-    let text = metrics.text(&state, Format::Plain);
+    let unknown = metrics.text(None::<&State>, Format::Plain);
+    for family in ["tessera_scheduler_pods_waiting", "tessera_scheduler_nodes", "tessera_gang_waiting"] {
+        assert!(!unknown.contains(family), "a replica without the cluster's state does not know {family}");
+    }
+    assert!(unknown.contains("\ntessera_scheduler_leading 0\n"), "{unknown}");
+    let text = metrics.text(Some(&state), Format::Plain);
     for line in [
         r#"tessera_certificate_expiry_timestamp_seconds{certificate="server"} 2115360000"#,
         r#"hami_resource_quota_used{namespace="team",quota_name="nvidia.com/gpucores",limit="100",zone="vGPU"} 100"#,

@@ -226,3 +226,28 @@ fn a_cordon_between_filter_and_bind_counts() {
     set_node(&mut cluster, &node("n", 2, "GiB"));
     assert!(cluster.begin_bind(&bind_args(&late, "n"), at(0)).is_ok());
 }
+
+/// A GPU has ten devices of nvidia.com/gpu, so the eleventh pod with a part of it gets another GPU or waits.
+#[test]
+fn a_gpu_gets_no_more_pods_than_it_has_slots() {
+    let mut cluster = state(&[node("n", 2, "GiB")]);
+    let mut counts = [0; 2];
+    for number in 0..20 {
+        let pod = parts(&format!("small-{number}"), 1, 2);
+        set_pod(&mut cluster, &pod);
+        assert_eq!(filter(&cluster, &pod, &["n"]).node_names.unwrap(), ["n"], "pod {number}");
+        bind(&mut cluster, &pod, "n");
+        let uid = tessera_core::units::PodUid(format!("uid-small-{number}"));
+        let gpu = cluster.ledger().grant(&uid).unwrap().gpus().lowest().unwrap();
+        counts[usize::from(gpu.0)] += 1;
+    }
+    assert_eq!(counts, [10, 10]);
+    let late = parts("late", 1, 2);
+    set_pod(&mut cluster, &late);
+    let reason = "no GPU with a free slot of nvidia.com/gpu";
+    assert_eq!(filter(&cluster, &late, &["n"]).failed_nodes["n"], reason);
+    let refused = cluster.begin_bind(&bind_args(&late, "n"), at(0)).unwrap_err().to_string();
+    assert!(refused.contains(reason), "{refused}");
+    // Other dialects have devices of their own.
+    assert_eq!(filter(&cluster, &share("other", 2), &["n"]).node_names.unwrap(), ["n"]);
+}

@@ -213,7 +213,7 @@ proptest! {
                 }
             }
         }
-        let _text = Metrics::default().text(&state, Format::default());
+        let _text = Metrics::default().text(Some(&state), Format::default());
         let _views = (state.inspect_topology(None, true), state.inspect_share(None));
         let due = due_forecast(&mut state);
         due.into_iter().for_each(|forecast| state.adopt_forecast(forecast));

@@ -189,3 +189,19 @@ fn every_alert_has_a_runbook() {
     let runbooks: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     assert_eq!(runbooks, alerts, "in the same order");
 }
+
+#[test]
+fn the_uninstall_commands_remove_every_annotation_of_nodes() {
+    let annotations = read("docs/reference/annotations.md");
+    let (_, of_nodes) = annotations.split_once("## Annotations of nodes").unwrap();
+    let (of_nodes, _) = of_nodes.split_once("\n## ").unwrap();
+    let keys = of_nodes.lines().filter_map(|row| row.strip_prefix("| `")?.split_once('`'));
+    let install = read("docs/install.md");
+    let (_, uninstall) = install.split_once("## Uninstall").unwrap();
+    let mut count = 0;
+    for (key, _) in keys {
+        assert!(uninstall.contains(&format!(" {key}-")), "docs/install.md does not remove {key}");
+        count += 1;
+    }
+    assert!(count >= 8, "{of_nodes}");
+}

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tessera_core::request::{self, ContainerRole, PodRequest, Request, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
+use crate::foreign::constraint::is_other_gpu_resource;
 use crate::foreign::dialect::{self, BadRequest, Dialect, MemoryUnit};
 use crate::foreign::objects::{Amounts, Container, PodSpec, Resources};
 use crate::foreign::quantity::{BadQuantity, Quantity};
@@ -111,6 +112,14 @@ impl PodSpec {
     /// Returns the MIG instances that the pod holds while it runs, by resource.
     #[must_use]
     pub fn mig_instances(&self) -> BTreeMap<String, u64> {
+        let mut held = self.other_gpu_amounts();
+        held.retain(|name, _| name.starts_with(MIG_PREFIX));
+        held
+    }
+
+    /// Returns the amounts of GPU resources outside Tessera's dialects that the pod holds while it runs, by resource.
+    #[must_use]
+    pub fn other_gpu_amounts(&self) -> BTreeMap<String, u64> {
         let mut held = BTreeMap::new();
         for (container, role) in self.containers_with_roles() {
             if role == ContainerRole::Init {
@@ -118,7 +127,7 @@ impl PodSpec {
             }
             for (name, amount) in &container.resources.limits {
                 let amount = amount.0.parse::<Quantity>().ok().and_then(Quantity::whole).unwrap_or(0);
-                if name.starts_with(MIG_PREFIX) && amount > 0 {
+                if is_other_gpu_resource(name) && amount > 0 {
                     *held.entry(name.clone()).or_default() += amount;
                 }
             }

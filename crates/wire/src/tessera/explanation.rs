@@ -14,7 +14,7 @@ use tessera_core::request::PodRequest;
 
 use crate::foreign::objects::Condition;
 
-pub use self::explainer::{ClusterFacts, Explainer, NodeFacts, unserved};
+pub use self::explainer::{ClusterFacts, Explainer, NodeFacts, offered, unserved};
 
 /// Where a pod is or would be, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub struct PodExplanation {
     pub policy: String,
     /// Summary in one sentence.
     pub summary: String,
-    /// All nodes, sorted by name.
+    /// All nodes, sorted by name as people count.
     pub nodes: Vec<NodeExplanation>,
     /// Pods whose end would make room, by node, fewest pods first.
     #[serde(skip_serializing_if = "Vec::is_empty")]

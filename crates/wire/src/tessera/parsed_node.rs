@@ -88,6 +88,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
     let cpu = MilliCpu(resources.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
     let memory = MiB(resources.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
     let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
+    node.slots_per_gpu = nvidia_slots;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
     let is_served = |dialect: &Dialect| match dialect {

@@ -7,8 +7,7 @@ use tessera_core::placement::Policy;
 use tessera_core::request::{ContainerRequest, ContainerRole, MemoryRequest, PodRequest, Request, Share};
 use tessera_core::units::MiB;
 
-use crate::foreign::dialect::DialectSet;
-use crate::foreign::dialect::MemoryUnit;
+use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit};
 use crate::foreign::objects::{Pod, PodSpec};
 use crate::foreign::pod_spec::BadPod;
 use crate::tessera::gpu_wishes::GpuWishes;
@@ -79,7 +78,11 @@ impl<'a> ParsedPod<'a> {
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self, BadPodObject> {
         let preferences = preferences::parse(annotations)?;
-        let GpuWishes { selection, node_policy, gpu_policy } = preferences.wishes;
+        let GpuWishes { mut selection, node_policy, gpu_policy } = preferences.wishes;
+        let claims = spec.claims(MemoryUnit::GiB)?;
+        selection.needs_slot = claims
+            .iter()
+            .any(|claim| claim.dialect == Dialect::Hami && matches!(claim.request, Request::Share(_)));
         let request = |unit| {
             let link_sensitivity = preferences.link_sensitivity;
             spec.request(unit).map(|request| PodRequest {
@@ -94,7 +97,6 @@ impl<'a> ParsedPod<'a> {
             // No node counts memory in smaller units, so what is too much here is too much everywhere.
             check_limit(&mib, limit)?;
         }
-        let claims = spec.claims(MemoryUnit::GiB)?;
         let dialects = claims.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect));
         let shape = RequestShape { dialects, mib: (gib != mib).then_some(mib), gib };
         let policy = policies.policy(preferences.policy).with(gpu_policy, node_policy);

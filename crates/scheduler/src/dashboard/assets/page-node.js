@@ -2,12 +2,15 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { decimal, link, memory, model, percent, points } from "./format.js";
+import { decimal, link, memory, model, moment, percent, points } from "./format.js";
 import { linkGraph, linkMatrix } from "./links.js";
 import { fills, holderColour, holderName, nodeMarks, troubles } from "./tile.js";
 import { reason, t } from "./text.js";
 
 const EVERY = 3000;
+
+/** The number of MIG instances that pods hold. */
+const held = (instances) => instances.pods.reduce((sum, pod) => sum + pod.count, 0);
 
 function facts(node) {
   const { host } = node;
@@ -19,6 +22,9 @@ function facts(node) {
     [t("node.memory"), host && t("of", { part: memory(host.memoryLeftMiB), whole: memory(host.memoryMiB) })],
     [t("node.unit"), node.memoryUnit],
     [t("node.pool"), node.pool],
+    [t("node.instances"), node.instances && Object.entries(node.instances).map(([resource, one]) => h("div", {}, `${t("of", { part: held(one), whole: one.offered })} ${resource} `,
+      one.pods.map((pod) => [h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`), " "])))],
+    [t("node.reserved"), node.reservations?.map((one) => h("div", {}, `${one.name}: ${t("gpus.count", { n: one.gpus.length })} · ${one.owner} · ${moment(one.until)}`))],
   ];
   return h("dl", { class: "facts" }, all.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
@@ -31,10 +37,16 @@ function measured(gpu) {
   return h("p", { class: "muted" }, t("used"), ": ", known.length ? h("span", { class: "figure" }, known.join(" · ")) : t("used.none"));
 }
 
+/** Whether a GPU is idle, shared, held as a whole, or only kept for later pods. */
+function stateOf(gpu) {
+  if (gpu.pods.length > 0 && gpu.pods.every((pod) => !pod.namespace && pod.pod.endsWith("/reserved"))) return t("node.reserved");
+  return gpu.whole ? t("whole") : gpu.pods.length ? t("shared") : t("idle");
+}
+
 function gpuCard(gpu, identity, used, chosen) {
   const bad = troubles(gpu);
   return h("section", { class: `card gpu ${chosen ? "chosen" : ""}`, id: `gpu-${gpu.index}`, "data-key": identity.uuid, "aria-label": t("gpu.n", { n: gpu.index }) },
-    h("h3", {}, t("gpu.n", { n: gpu.index }), bad.length ? h("span", { class: "chip bad" }, bad.join(", ")) : h("span", { class: "chip" }, gpu.whole ? t("whole") : gpu.pods.length ? t("shared") : t("idle"))),
+    h("h3", {}, t("gpu.n", { n: gpu.index }), bad.length ? h("span", { class: "chip bad" }, bad.join(", ")) : h("span", { class: "chip" }, stateOf(gpu))),
     h("p", { class: "meter" }, h("span", {}, t("memory")), h("span", { class: "figure" }, t("of", { part: memory(gpu.memoryHeldMiB), whole: memory(gpu.memoryMiB) }))),
     fills(gpu)[0],
     h("p", { class: "meter" }, h("span", {}, t("compute")), h("span", { class: "figure" }, points(gpu.computeHeld))),

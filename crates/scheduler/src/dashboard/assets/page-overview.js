@@ -24,7 +24,7 @@ function figures({ gpus, fragmentation, ...cluster }, waste) {
   const used = waste.usedGpus;
   // Nothing is known of pods that no agent has measured, so they count neither as idle nor as busy.
   const isUnmeasured = used === undefined && waste.unknownPods > 0;
-  const measured = (note) => waste.unknownPods > 0 ? [note, " ", t("waste.unknown", { n: count(waste.unknownPods) })] : note;
+  const measured = (note) => waste.unknownPods > 0 ? [note, h("br"), t("waste.unknown", { n: count(waste.unknownPods) })] : note;
   return h("div", { class: "figures" },
     figure(t("over.waiting"), count(cluster.waitingPods), t("over.waiting.note", { n: count(cluster.placedPods) }),
       { href: link("pods", { state: "waiting" }), tone: cluster.waitingPods > 0 ? "warn" : "" }),

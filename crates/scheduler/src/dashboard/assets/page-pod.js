@@ -13,7 +13,8 @@ const EVERY = 3000;
 function asks(pod) {
   if (pod.problem) return h("p", { class: "bad" }, t("pod.problem"), ": ", pod.problem);
   return h("ul", { class: "plain" }, pod.asks.map((one) => h("li", {}, h("strong", {}, one.container), " ", h("span", { class: "chip" }, ask(one)),
-    " ", h("span", { class: "muted" }, one.dialect))));
+    " ", h("span", { class: "muted" }, one.dialect))),
+    [...(pod.others ?? []), ...(pod.unserved ?? [])].map((one) => h("li", {}, h("span", { class: "chip" }, one))));
 }
 
 /** Shows the measured usage of a container on a GPU. */
@@ -28,6 +29,7 @@ function measured(used, grant) {
 }
 
 function grants(pod, used) {
+  if (pod.grants.length === 0 && pod.others) return h("p", {}, pod.others.join(", "));
   if (pod.grants.length === 0) return h("p", { class: "muted" }, t(pod.state === "placed" ? "pod.unknown-gpus" : "pod.nogrant"));
   return h("div", { class: "gpus" }, pod.grants.map((grant) => h("section", { class: "card gpu", "data-key": `${grant.container} ${grant.uuid}` },
     h("h3", {}, h("a", { href: link("node", pod.node, { gpu: grant.index }) }, t("gpu.n", { n: grant.index })), h("span", { class: "chip" }, grant.whole ? t("whole") : t("shared"))),

@@ -9,7 +9,7 @@ import { t } from "./text.js";
 import { virtualList } from "./virtual.js";
 
 function row(pod) {
-  const asks = pod.asks.map((one) => h("span", { class: "chip" }, ask(one)));
+  const asks = [...pod.asks.map(ask), ...(pod.others ?? [])].map((one) => h("span", { class: "chip" }, one));
   return h("article", { class: "card pod-row", "data-key": pod.uid },
     h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
     h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ",

@@ -30,7 +30,7 @@ export function wasteTable(pods, sort) {
       h("tbody", {}, pods.map((pod) => h("tr", { "data-key": `${pod.namespace}/${pod.name}` },
         h("th", { scope: "row" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
         sort && h("td", {}, h("a", { href: link("node", pod.node) }, pod.node)),
-        h("td", { class: "number" }, `${decimal(pod.heldGpus)} ${t("unit.gpus")}`),
+        h("td", { class: "number" }, t("gpus.count", { n: decimal(pod.heldGpus) })),
         h("td", { class: "with-bar number" }, bar([["accent", pod.usedGpus]], pod.heldGpus), h("span", { class: "figure" }, percent(pod.usedGpus, pod.heldGpus)),
           sort && pod.memoryUsedMiB !== undefined && h("span", { class: "muted" }, ` · ${memory(pod.memoryUsedMiB)}`)),
         sort && h("td", { class: `number ${pod.idle ? "warn" : ""}` }, decimal(pod.wastedGpus, 2)),

@@ -1,9 +1,13 @@
 //! Details of one node: its host, its GPUs and the links between them.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::link;
+use tessera_wire::foreign::pod_spec::MIG_PREFIX;
 use tessera_wire::tessera::agent_address::AgentAddress;
+use tessera_wire::tessera::reservation::NodeReservation;
 
 use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::nodes::{NodeSummary, summary};
@@ -37,6 +41,34 @@ pub struct NodeDetail {
     pub pool: Option<String>,
     /// True if the node publishes the address of its agent.
     pub has_agent: bool,
+    /// MIG instances by resource, such as `nvidia.com/mig-1g.10gb`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub instances: BTreeMap<String, InstancesView>,
+    /// Reservations of the node's GPUs that are in effect, as in the node's annotation.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reservations: Vec<NodeReservation>,
+}
+
+/// MIG instances of one profile on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstancesView {
+    /// Number of instances that the node offers.
+    pub offered: u64,
+    /// Pods that hold instances, by namespace and name.
+    pub pods: Vec<InstanceHolder>,
+}
+
+/// A pod with MIG instances.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceHolder {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Number of instances that the pod holds.
+    pub count: u64,
 }
 
 /// Identity of a GPU.
@@ -85,8 +117,9 @@ pub struct Host {
 /// Returns the details of a node, or `None` if the node is unknown.
 #[must_use]
 pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
-    let known = lookup::node(state, &NodeName(name.to_owned()))?;
-    let summary = summary(state, name, known);
+    let (all, name) = (state, NodeName(name.to_owned()));
+    let known = lookup::node(all, &name)?;
+    let summary = summary(all, &name.0, known);
     let NodeLookup::Gpus(GpuNode { spec, state, pool, agent, .. }) = known else {
         return Some(NodeDetail {
             summary,
@@ -98,6 +131,8 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
             instance_type: None,
             pool: None,
             has_agent: false,
+            instances: instances(all, &name),
+            reservations: Vec::new(),
         });
     };
     let topology = spec.node.topology();
@@ -126,7 +161,25 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
         instance_type: spec.node.instance_type.clone(),
         pool: pool.map(str::to_owned),
         has_agent: agent.is_some(),
+        instances: instances(all, &name),
+        reservations: all.reservations_on(&name).cloned().collect(),
     })
+}
+
+fn instances(state: &State, name: &NodeName) -> BTreeMap<String, InstancesView> {
+    let offered = state.constraints(name).into_iter().flat_map(|node| &node.other_resources);
+    let offered = offered.filter(|(resource, _)| resource.starts_with(MIG_PREFIX));
+    let view = |offered: &u64| InstancesView { offered: *offered, pods: Vec::new() };
+    let mut all: BTreeMap<String, InstancesView> =
+        offered.map(|(resource, offered)| (resource.clone(), view(offered))).collect();
+    for (pod, held) in state.instance_holders(name) {
+        for (resource, count) in held {
+            let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+            all.entry(resource).or_default().pods.push(InstanceHolder { namespace, name, count });
+        }
+    }
+    all.values_mut().for_each(|instances| instances.pods.sort());
+    all
 }
 
 /// Returns the address of the node's agent, as the node publishes it.

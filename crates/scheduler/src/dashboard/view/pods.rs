@@ -10,7 +10,7 @@ use tessera_core::request::{ContainerRole, MemoryRequest, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 use tessera_wire::tessera::agent_address::AgentAddress;
-use tessera_wire::tessera::explanation::{KubeSchedulerReport, unserved};
+use tessera_wire::tessera::explanation::{KubeSchedulerReport, offered, unserved};
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -42,7 +42,10 @@ pub struct PodRow {
     /// Last report of kube-scheduler on a pod that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<KubeSchedulerReport>,
-    /// Requested GPU resources that Tessera does not serve.
+    /// Requested GPU resources outside Tessera's dialects that a node offers, such as `nvidia.com/mig-1g.10gb=1`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
+    /// Requested GPU resources that no node offers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
     /// Error in the GPU requests, which keeps the pod from being scheduled.
@@ -202,6 +205,7 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         priority: pod.priority(),
         created: pod.created.clone(),
         kube_scheduler: pod.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from),
+        others: offered(state, &pod.spec),
         unserved: unserved(state, &pod.spec),
         asks,
         problem,

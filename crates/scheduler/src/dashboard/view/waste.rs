@@ -4,11 +4,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+use tessera_core::natural::natural;
 
 use super::super::usage::{HistoryPoint, PodUse, UsageLog};
 use super::ListQuery;
 use super::gpu::taken;
-use crate::natural::natural;
 use crate::state::{GpuPod, State};
 
 /// Idle time after which a pod counts as idle but held, in milliseconds.
@@ -75,6 +75,10 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) 
     let mut namespaces = BTreeSet::new();
     for (uid, pod) in state.gpu_pods().filter(|(_, pod)| pod.node.is_some()) {
         let held_gpus = held(state, uid, pod);
+        // Agents do not measure what kube-scheduler counts itself, such as MIG instances.
+        if held_gpus == 0.0 && !pod.spec.asks_for_gpus() {
+            continue;
+        }
         view.held_gpus += held_gpus;
         let Some(used) = log.pod(&uid.0) else {
             view.unknown_pods += 1;

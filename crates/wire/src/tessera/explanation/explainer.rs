@@ -7,7 +7,7 @@ use tessera_core::admission::{
 };
 use tessera_core::claim::ClaimUid;
 use tessera_core::cluster_view::ClusterView;
-use tessera_core::constraint::{NodeConstraints, PodConstraints};
+use tessera_core::constraint::{NodeConstraints, PodConstraints, UnmetConstraint};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::{Ledger, NodeGrant};
@@ -31,6 +31,9 @@ use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
 /// on thousands of nodes would take minutes.
 const MAX_SEARCHED_NODES: usize = 64;
 
+/// Reason for the place of a pod that requests no GPU in one of Tessera's dialects.
+const OTHERS_REASON: &str = "kube-scheduler chose the node; it counts these resources itself";
+
 /// Facts about the cluster that explanations need.
 pub trait ClusterFacts: PolicyResolver {
     /// Returns a node, or the reason why it takes no pods.
@@ -53,6 +56,8 @@ pub trait ClusterFacts: PolicyResolver {
     fn claim_requests(&self, _pod: &Pod) -> Vec<Request> {
         Vec::new()
     }
+    /// Returns how many MIG instances of this resource the pods of a node hold.
+    fn held_instances(&self, node: &NodeName, resource: &str) -> u64;
     /// Describes the reservation for a pod, if there is one.
     fn reservation_report(&self, _uid: &PodUid) -> Option<String> {
         None
@@ -92,6 +97,8 @@ pub struct Explainer<'a> {
     pod: &'a Pod,
     parsed: ParsedPod<'a>,
     constraints: PodConstraints,
+    /// Requested MIG instances by resource.
+    instances: BTreeMap<String, u64>,
     is_hypothetical: bool,
     explanation: PodExplanation,
     /// What the namespaces use without the booking of the pod itself, if it has one.
@@ -146,15 +153,25 @@ impl<'a> Explainer<'a> {
             }
             None => facts.default_unit(),
         };
+        let mut holds =
+            holds(facts.known_grant(&PodUid(pod.metadata.uid.clone())).filter(|_| placed_on.is_some()));
+        let mut placement_reason = pod.metadata.annotations.get(grant::REASON_KEY).cloned();
+        if placed_on.is_some() && !pod.spec.asks_for_gpus() {
+            holds.extend(pod.spec.other_gpu_amounts().iter().map(|(name, count)| format!("{count} {name}")));
+            placement_reason = placement_reason.or_else(|| Some(OTHERS_REASON.to_owned()));
+        }
         let unchecked = pod.spec.unchecked_constraints().into_iter().map(str::to_owned);
         let explanation = PodExplanation {
             namespace: pod.metadata.namespace.clone(),
             pod: pod.metadata.name.clone(),
-            asks: [request_text::of_pod(&pod.spec, unit), request_text::of_claims(&claimed)].concat(),
-            holds: holds(
-                facts.known_grant(&PodUid(pod.metadata.uid.clone())).filter(|_| placed_on.is_some()),
-            ),
-            placement_reason: pod.metadata.annotations.get(grant::REASON_KEY).cloned(),
+            asks: [
+                request_text::of_pod(&pod.spec, unit),
+                request_text::of_claims(&claimed),
+                offered(facts, &pod.spec),
+            ]
+            .concat(),
+            holds,
+            placement_reason,
             waits,
             kube_scheduler: report.filter(|_| waits),
             gang: facts.gang_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
@@ -173,6 +190,7 @@ impl<'a> Explainer<'a> {
             pod,
             parsed,
             constraints,
+            instances: pod.spec.mig_instances(),
             is_hypothetical,
             explanation,
             usage_without_pod,
@@ -233,6 +251,7 @@ impl<'a> Explainer<'a> {
         let pods = facts.view().ledger().grants_on(name).filter(is_pod).count();
         let is_full = || node.constraints.unmet_by_pods(u64::try_from(pods).unwrap_or(u64::MAX));
         let unmet = self.constraints.unmet_on(&name.0, node.constraints).or_else(is_full);
+        let unmet = unmet.or_else(|| self.lacking_instances(facts, name, node.constraints));
         if let Some(unmet) = unmet.filter(|_| concerns_gpus) {
             return (NodeExplanation::unmet(&name.0, &unmet), None);
         }
@@ -246,6 +265,21 @@ impl<'a> Explainer<'a> {
             explanation.reserved_for = reserved_for(facts.view().ledger(), name, &uid);
         }
         (explanation, score)
+    }
+
+    /// Returns the MIG instances that the pod requests and that other pods of the node hold.
+    fn lacking_instances(
+        &self,
+        facts: &impl ClusterFacts,
+        name: &NodeName,
+        node: &NodeConstraints,
+    ) -> Option<UnmetConstraint> {
+        self.instances.iter().find_map(|(resource, requested)| {
+            let offered = node.other_resources.get(resource).copied().unwrap_or(0);
+            let left = offered.saturating_sub(facts.held_instances(name, resource));
+            let (resource, requested) = (resource.clone(), *requested);
+            (left < requested).then_some(UnmetConstraint::InUse { resource, left, offered, requested })
+        })
     }
 
     /// Returns whether the pod has a node, so that no other node is of interest.
@@ -342,6 +376,12 @@ fn reserved_for(ledger: &Ledger, node: &NodeName, pod: &PodUid) -> Vec<String> {
     owners.sort();
     owners.dedup();
     owners
+}
+
+/// Returns the requested GPU resources outside Tessera's dialects that a node of the cluster offers, as in a manifest.
+pub fn offered(facts: &impl ClusterFacts, pod: &PodSpec) -> Vec<String> {
+    let amounts = pod.other_gpu_amounts().into_iter().filter(|(name, _)| facts.is_offered(name));
+    amounts.map(|(name, amount)| format!("{name}={amount}")).collect()
 }
 
 /// Returns the requested GPU resources that no node of the cluster offers.

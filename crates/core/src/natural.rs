@@ -2,9 +2,13 @@
 
 use std::cmp::Ordering;
 
-/// Compares names by their text, and runs of digits by their number.
-pub(crate) fn natural(a: &str, b: &str) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+/// Compares names by their text, and runs of digits by their number. Different names are never equal.
+#[must_use]
+pub fn natural(a: &str, b: &str) -> Ordering {
+    by_numbers(a.as_bytes(), b.as_bytes()).then_with(|| a.cmp(b))
+}
+
+fn by_numbers(mut a: &[u8], mut b: &[u8]) -> Ordering {
     loop {
         let (Some(first), Some(second)) = (a.first(), b.first()) else { return a.len().cmp(&b.len()) };
         if first.is_ascii_digit() && second.is_ascii_digit() {
@@ -40,5 +44,7 @@ mod tests {
         let mut names = ["node-10", "node-2", "node-1", "a", "node-02b", "node", "node-100"];
         names.sort_by(|a, b| natural(a, b));
         assert_eq!(names, ["a", "node", "node-1", "node-2", "node-02b", "node-10", "node-100"]);
+        assert_eq!(natural("node-2", "node-02"), Ordering::Greater);
+        assert_eq!(natural("node-2", "node-2"), Ordering::Equal);
     }
 }

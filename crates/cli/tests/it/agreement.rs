@@ -1,0 +1,117 @@
+//! Every view says the same with and without `--endpoint`.
+
+use serde_json::json;
+use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
+use tessera_wire::tessera::rules;
+
+use crate::explain::{serve, with_forecast};
+use crate::stage::{GPU, Stage};
+use crate::states::{H200, T4, node, pod};
+
+/// Returns the state of a scheduler that watches this cluster and has made its forecast.
+fn scheduler(stage: &Stage) -> State {
+    let mut state = State::new(SchedulerSettings::default());
+    for node in stage.server.list("/api/v1/nodes") {
+        state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
+    }
+    for pod in stage.server.list("/api/v1/pods") {
+        state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
+    }
+    with_forecast(state)
+}
+
+/// Runs a command with both sources and returns its output, which must be the same.
+fn both(stage: &Stage, url: &str, arguments: &[&str]) -> String {
+    let asked: Vec<&str> = arguments.iter().chain(&["--endpoint", url]).copied().collect();
+    let (api, scheduler) = (stage.text(GPU, arguments), stage.text(GPU, &asked));
+    assert_eq!(api, scheduler, "{arguments:?}");
+    api
+}
+
+/// Equal nodes come in the order in which people count. Among others the forecast decides: on a node without CPU for
+/// more pods its GPUs are lost anyway.
+#[test]
+fn nodes_have_the_same_order() {
+    let mut nodes: Vec<_> =
+        ["node-1", "node-2", "node-10", "node-20"].map(|name| node(name, "10.0.0.1", "GiB", &[T4; 4])).into();
+    nodes[3]["status"]["allocatable"]["cpu"] = "4".into();
+    let placed = pod("team", "job", "node-10", &[("aliyun.com/gpu-mem", 4)], json!({}));
+    let stage = Stage::of(&nodes, &[placed]);
+    stage.scheduler(&json!(rules::print(&SchedulerSettings::default().rules())));
+    stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1), ("cpu", 1)], json!({})));
+    let url = serve(&stage, scheduler(&stage));
+    for request in [&["explain", "team/waits"][..], &["what-if", "nvidia.com/gpu=1", "cpu=1"]] {
+        let name: Vec<&str> = request.iter().chain(&["-o", "name"]).copied().collect();
+        let names = both(&stage, &url, &name);
+        assert_eq!(names, "node/node-20\nnode/node-10\nnode/node-1\nnode/node-2\n", "{request:?}");
+        let all: Vec<&str> = request.iter().chain(&["-o", "json"]).copied().collect();
+        both(&stage, &url, &all);
+        both(&stage, &url, request);
+    }
+    // No node has so many GPUs, so the smaller request and the nearest nodes come in this order, too.
+    let too_many = ["what-if", "nvidia.com/gpu=5", "-o", "wide"];
+    let asked: Vec<&str> = too_many.iter().chain(&["--endpoint", &url]).copied().collect();
+    let [api, scheduler] =
+        [&too_many[..], &asked].map(|arguments| String::from_utf8(stage.run(GPU, arguments).stdout).unwrap());
+    assert_eq!(api, scheduler);
+    assert!(api.find("\nnode-2:") < api.find("\nnode-10:"), "{api}");
+}
+
+/// MIG instances and reservations are shown by both sources, and pods with instances say where they run and why they
+/// wait.
+#[test]
+fn mig_instances_and_reservations_are_shown() {
+    let mut mig = node("mig", "10.0.0.4", "GiB", &[H200, H200]);
+    mig["status"]["allocatable"]["nvidia.com/mig-1g.18gb"] = "2".into();
+    let reservation = json!([{ "name": "maintenance", "owner": "jane", "until": "2999-01-02T03:04:05Z",
+        "gpus": [{ "uuid": "GPU-mig-1" }] }]);
+    mig["metadata"]["annotations"]["tessera.dev/reservations"] = reservation.to_string().into();
+    let instances = [("nvidia.com/mig-1g.18gb", 1)];
+    let pods = ["a", "b"].map(|name| pod("team", name, "mig", &instances, json!({})));
+    let stage = Stage::of(&[mig, node("t4", "10.0.0.3", "GiB", &[T4])], &pods);
+    stage.scheduler(&json!(rules::print(&SchedulerSettings::default().rules())));
+    let mut waits = pod("team", "waits", "", &instances, json!({}));
+    waits["status"]["conditions"] = json!([{ "type": "PodScheduled", "status": "False",
+        "reason": "Unschedulable", "message": "0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.18gb." }]);
+    stage.pod(&waits);
+    let url = serve(&stage, scheduler(&stage));
+    let details = both(&stage, &url, &["-d"]);
+    assert!(
+        details.contains("mig instances: 2 of 2 nvidia.com/mig-1g.18gb used team/a team/b\n"),
+        "{details}"
+    );
+    assert!(details.contains("1 GPU reserved for "), "{details}");
+    both(&stage, &url, &["-d", "mig"]);
+    for form in [&["overview", "mig"][..], &["overview", "mig", "-o", "wide"]] {
+        let [api, scheduler] = [&[][..], &["--endpoint", &url]].map(|endpoint| {
+            let asked: Vec<&str> = form.iter().chain(endpoint).copied().collect();
+            let text = stage.text(GPU, &asked);
+            // The ages below the heading depend on the time of the call, and the API server lists the pods of one node.
+            text.split_once("\n\n").unwrap().0.to_owned()
+        });
+        assert_eq!(api, scheduler, "{form:?}");
+        assert!(api.contains("  2 of 2 nvidia.com/mig-1g.18gb held\n"), "{api}");
+        assert!(api.contains("  1 GPU reserved for "), "{api}");
+    }
+    both(&stage, &url, &["-o", "wide"]);
+    both(&stage, &url, &["tree", "mig", "--no-agents", "-o", "wide"]);
+    let text = both(&stage, &url, &["explain", "team/waits"]);
+    let expected = "\
+pod team/waits waits
+kube-scheduler: 0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.18gb.
+requests nvidia.com/mig-1g.18gb=1
+the GPUs of 0 of 2 nodes would do (policy tessera)
+
+NODES  REASON
+1      node has 0 of 2 nvidia.com/mig-1g.18gb left, and the pod requests 1
+1      node offers 0 of nvidia.com/mig-1g.18gb, and the pod requests 1
+";
+    assert_eq!(text, expected);
+    let text = both(&stage, &url, &["explain", "team/a"]);
+    let expected = "\
+pod team/a is placed on node mig
+  1 nvidia.com/mig-1g.18gb
+chosen because: kube-scheduler chose the node; it counts these resources itself
+";
+    assert_eq!(text, expected);
+}
