@@ -32,7 +32,7 @@ struct MissingKubelet {
 
 /// What the kubelet has not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum KubeletLack {
+pub(super) enum KubeletLack {
     /// The kubelet has not connected at all.
     Everything,
     /// The kubelet has not opened the device streams of these resources.
@@ -75,19 +75,15 @@ impl Diagnostics {
     }
 
     /// Logs what the kubelet lacks, once it has lacked it for [`KUBELET_TIMEOUT`].
-    ///
-    /// Before there are GPUs to offer, no kubelet is expected.
     pub(super) fn check_kubelet(
         &mut self,
         now: EventTime,
         settings: &AgentSettings,
-        kubelet: &KubeletView,
-        closed: Vec<String>,
+        lack: Option<KubeletLack>,
         list_error: Option<&ShellError>,
-        has_gpus: bool,
         actions: &mut Vec<Action>,
     ) {
-        let Some(lack) = lack_of(kubelet, closed, list_error).filter(|_| has_gpus) else {
+        let Some(lack) = lack else {
             self.kubelet = None;
             return;
         };
@@ -103,17 +99,20 @@ impl Diagnostics {
     }
 }
 
-fn lack_of(
-    kubelet: &KubeletView,
-    closed: Vec<String>,
-    list_error: Option<&ShellError>,
-) -> Option<KubeletLack> {
-    let lists = kubelet.has_listed() && list_error.is_none();
-    match (lists, closed.is_empty()) {
-        (true, true) => None,
-        (true, false) => Some(KubeletLack::Streams(closed)),
-        (false, _) if !kubelet.has_any_stream() => Some(KubeletLack::Everything),
-        (false, _) => Some(KubeletLack::List),
+impl KubeletLack {
+    /// Returns what the kubelet has not done. `closed` are the resources whose device streams it has not opened.
+    pub(super) fn of(
+        kubelet: &KubeletView,
+        closed: Vec<String>,
+        list_error: Option<&ShellError>,
+    ) -> Option<Self> {
+        let lists = kubelet.has_listed() && list_error.is_none();
+        match (lists, closed.is_empty()) {
+            (true, true) => None,
+            (true, false) => Some(Self::Streams(closed)),
+            (false, _) if !kubelet.has_any_stream() => Some(Self::Everything),
+            (false, _) => Some(Self::List),
+        }
     }
 }
 

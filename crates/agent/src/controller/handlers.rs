@@ -8,7 +8,8 @@ use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::{
     Action, Agent, CallAnswer, CallError, CallId, Dirty, Event, EventTime, ShellError, Warning, WriteError,
-    calls::KubeletCall, holdings, pods::has_ended, reconcile::missing_annotations, usage_check::Granted,
+    calls::KubeletCall, diagnostics::KubeletLack, holdings, pods::has_ended, reconcile::missing_annotations,
+    usage_check::Granted,
 };
 
 impl Agent {
@@ -240,8 +241,10 @@ impl Agent {
         let list_error = self.calls.list_error();
         let closed = self.closed_streams();
         let has_all_streams = closed.is_empty();
-        let (settings, kubelet) = (&self.settings, &self.kubelet);
-        self.diagnostics.check_kubelet(now, settings, kubelet, closed, list_error, has_gpus, actions);
+        let lack = KubeletLack::of(&self.kubelet, closed, list_error);
+        // Before there are GPUs to offer, no kubelet is expected.
+        let lack = lack.filter(|_| has_gpus);
+        self.diagnostics.check_kubelet(now, &self.settings, lack, list_error, actions);
         let serves_now = self.availability.update(now, &self.kubelet, has_all_streams, &self.pods);
         if is_restored {
             return gpus;
