@@ -290,6 +290,18 @@ static SCENARIOS: &[Scenario] = &[
         OnGpu
     ),
     scenario!(
+        "gpu-hami",
+        "two programs on a real GPU with HAMi's names are held to their time and memory",
+        Enclosed(gpu::hami),
+        OnGpu
+    ),
+    scenario!(
+        "gpu-claims",
+        "two programs on a real GPU with claims are held to their time and memory",
+        Enclosed(gpu::claims),
+        OnGpu
+    ),
+    scenario!(
         "gpu-escapes",
         "processes without the library on a real GPU: how soon they are detected, and what ends them",
         Enclosed(gpu::escapes),

@@ -11,6 +11,7 @@ mod pods;
 mod shares;
 mod usage;
 mod whole;
+mod words;
 
 use anyhow::Result;
 
@@ -30,6 +31,14 @@ pub(crate) async fn shares(harness: Harness) -> Result<()> {
 
 pub(crate) async fn kills(harness: Harness) -> Result<()> {
     kills::run(&harness).await
+}
+
+pub(crate) async fn hami(harness: Harness) -> Result<()> {
+    words::hami(&harness).await
+}
+
+pub(crate) async fn claims(harness: Harness) -> Result<()> {
+    words::claims(&harness).await
 }
 
 pub(crate) async fn escapes(harness: Harness) -> Result<()> {

@@ -96,6 +96,15 @@ impl Stage {
         Self::launch(harness, gpus, Vec::new(), &flags).await
     }
 
+    /// The same with the GPUs of this host.
+    pub(in crate::scenarios) async fn start_with_claims_on_host(
+        harness: &Harness,
+        flags: &[String],
+    ) -> Result<Self> {
+        let flags = [flags, &[CLAIMS.to_owned()]].concat();
+        Self::launch(harness, PathBuf::new(), Vec::new(), &flags).await
+    }
+
     async fn launch(
         harness: &Harness,
         gpus: PathBuf,

@@ -28,7 +28,8 @@ pub(super) struct Bench {
     pub(super) harness: Harness,
     pub(super) host: Host,
     pub(super) stage: Stage,
-    pub(super) scheduling: Scheduling,
+    /// Our scheduler; `None` where kube-scheduler alone places claims.
+    pub(super) scheduling: Option<Scheduling>,
 }
 
 /// What a program reaches with a whole GPU, without the library.
@@ -61,17 +62,17 @@ impl Bench {
         offered: Vec<(&'static str, String)>,
         flags: &[&str],
     ) -> Result<Self> {
-        let driver = harness.state("driver")?.join("nvidia");
-        let mut all = vec![
-            "--driver-root=/".to_owned(),
-            format!("--driver-directory={}", driver.display()),
-            "--sample-every=1".to_owned(),
-        ];
-        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let stage = Stage::start_on_host(harness, offered, &all).await?;
+        let stage = Stage::start_on_host(harness, offered, &agent_flags(harness, flags)?).await?;
         let scheduling = Scheduling::start(harness, stage.cluster.clone()).await?;
         harness.note("the schedulers are ready");
-        Ok(Self { harness: harness.clone(), host, stage, scheduling })
+        Ok(Self { harness: harness.clone(), host, stage, scheduling: Some(scheduling) })
+    }
+
+    /// Starts a cluster whose agent serves claims only.
+    pub(super) async fn start_with_claims(harness: &Harness) -> Result<Self> {
+        let host = Host::find()?;
+        let stage = Stage::start_with_claims_on_host(harness, &agent_flags(harness, &[])?).await?;
+        Ok(Self { harness: harness.clone(), host, stage, scheduling: None })
     }
 
     /// Creates a pod and waits until it runs.
@@ -219,6 +220,18 @@ impl Bench {
         let kubeconfig = self.stage.cluster.kubeconfig("admin", "system:masters")?;
         super::host::output(std::process::Command::new(program).args(arguments).env("KUBECONFIG", kubeconfig))
     }
+}
+
+/// Returns the flags of an agent on this host.
+fn agent_flags(harness: &Harness, more: &[&str]) -> Result<Vec<String>> {
+    let driver = harness.state("driver")?.join("nvidia");
+    let mut flags = vec![
+        "--driver-root=/".to_owned(),
+        format!("--driver-directory={}", driver.display()),
+        "--sample-every=1".to_owned(),
+    ];
+    flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+    Ok(flags)
 }
 
 /// Returns whether a line is the end of a Python program's error, or that of a program which does not start.

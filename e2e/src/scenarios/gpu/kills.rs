@@ -68,9 +68,10 @@ pub(super) async fn run(harness: &Harness) -> Result<()> {
         .await?;
     running
         .after("the scheduler was killed and is back", async || {
-            running.bench.scheduling.replica.component.kill()?;
-            running.bench.scheduling.replica.component.start_again()?;
-            running.bench.scheduling.ready().await
+            let scheduling = running.bench.scheduling.as_ref().context("no scheduler of ours")?;
+            scheduling.replica.component.kill()?;
+            scheduling.replica.component.start_again()?;
+            scheduling.ready().await
         })
         .await?;
     running.a_stopped_process().await?;

@@ -22,6 +22,8 @@ pub(super) struct GpuPod {
     name: String,
     script: String,
     resources: Vec<(&'static str, String)>,
+    /// Name of a ResourceClaim that the container uses.
+    claim: Option<String>,
     /// Mounted directories: on the host, and in the container.
     mounts: Vec<(String, String)>,
 }
@@ -29,7 +31,13 @@ pub(super) struct GpuPod {
 impl GpuPod {
     /// Returns a pod that runs a shell script, with nothing of the host.
     pub(super) fn script(name: &str, script: &str) -> Self {
-        Self { name: name.to_owned(), script: script.to_owned(), resources: Vec::new(), mounts: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            script: script.to_owned(),
+            resources: Vec::new(),
+            claim: None,
+            mounts: Vec::new(),
+        }
     }
 
     /// Returns a pod that runs a script with the programs of the host: nvidia-smi, `$PYTHON`, and the files
@@ -87,6 +95,11 @@ impl GpuPod {
         self.asking("tencent.com/vcuda-core", compute_percent).asking("tencent.com/vcuda-memory", blocks)
     }
 
+    pub(super) fn claiming(mut self, claim: &str) -> Self {
+        self.claim = Some(claim.to_owned());
+        self
+    }
+
     pub(super) fn mounting(mut self, host: &Path, container: &str) -> Self {
         self.mounts.push((host.display().to_string(), container.to_owned()));
         self
@@ -108,6 +121,9 @@ impl GpuPod {
             .collect();
         let amounts: Value =
             self.resources.iter().map(|(name, amount)| ((*name).to_owned(), json!(amount))).collect();
+        let claims: Vec<Value> =
+            self.claim.iter().map(|claim| json!({ "name": "gpu", "resourceClaimName": claim })).collect();
+        let used: Vec<Value> = self.claim.iter().map(|_| json!({ "name": "gpu" })).collect();
         Ok(serde_json::from_value(json!({
             "metadata": { "name": self.name },
             "spec": {
@@ -115,12 +131,13 @@ impl GpuPod {
                 "terminationGracePeriodSeconds": 0,
                 "automountServiceAccountToken": false,
                 "volumes": volumes,
+                "resourceClaims": claims,
                 "containers": [{
                     "name": "main",
                     "image": IMAGE,
                     "imagePullPolicy": "Never",
                     "command": ["sh", "-c", self.script],
-                    "resources": { "limits": amounts },
+                    "resources": { "limits": amounts, "claims": used },
                     "volumeMounts": mounts,
                 }],
             },
