@@ -320,8 +320,8 @@ pub(crate) struct Explain {
   # A third of a GPU and 5 GiB of its memory, checked against the quota of a team
   kubectl inspect gpu what-if -n team tencent.com/vcuda-core=33 tencent.com/vcuda-memory=20
 
-  # Half of the memory of each of two GPUs of one NUMA node
-  kubectl inspect gpu what-if nvidia.com/gpu=2,nvidia.com/gpumem-percentage=50 -a tessera.dev/numa-bind=true
+  # 8000 MiB of each of two GPUs of one NUMA node
+  kubectl inspect gpu what-if nvidia.com/gpu=2,nvidia.com/gpumem=8000 -a tessera.dev/numa-bind=true
 
   # For scripts: whether it fits, by the exit code
   kubectl inspect gpu what-if aliyun.com/gpu-mem=8 -o name && echo fits")]

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod findings;
+mod fit;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

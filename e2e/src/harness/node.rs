@@ -71,6 +71,17 @@ impl RealNode {
         place.import_image(namespace, archive)
     }
 
+    /// Runs a script of bash with the node's mounts, as an administrator does on a host. Returns its output.
+    pub(crate) async fn shell(&self, script: &str) -> Result<String> {
+        let namespace = self.mounts.id().context("the node's mount namespace is gone")?;
+        let mut command = tokio::process::Command::new("nsenter");
+        command.arg(format!("--mount=/proc/{namespace}/ns/mnt")).args(["--", "bash", "-eu", "-c", script]);
+        let output = command.output().await.context("cannot run nsenter")?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{script}: {}", complaint.trim());
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
     /// Returns the directory where containerd reads CDI specifications.
     pub(crate) fn cdi(&self) -> PathBuf {
         self.directory.join("cdi")

@@ -8,10 +8,13 @@ mod broken;
 mod colour;
 mod cordon;
 mod defragment;
+mod documented;
 mod errors;
 mod explain;
 mod forms;
 mod kubectl;
 mod samples;
+#[path = "../../../tessera/tests/book/section.rs"]
+mod section;
 mod stage;
 mod states;

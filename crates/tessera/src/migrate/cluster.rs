@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use serde::Deserialize;
+use tessera_core::request::peak;
+use tessera_wire::foreign::objects;
 use tessera_wire::foreign::quantity::Quantity;
 
 /// Nodes and pods as they were read.
@@ -20,76 +21,29 @@ pub(super) struct Cluster {
     pub(super) pods: Vec<Pod>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Node {
-    pub(super) metadata: Metadata,
-    #[serde(default)]
-    status: NodeStatus,
-}
+/// A node object as the API server has it.
+#[derive(Debug)]
+pub(super) struct Node(pub(super) objects::Node);
 
-#[derive(Debug, Default, Deserialize)]
-struct NodeStatus {
-    #[serde(default)]
-    capacity: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Metadata {
-    #[serde(default)]
-    pub(super) name: String,
-    #[serde(default)]
-    pub(super) namespace: String,
-    #[serde(default)]
-    pub(super) labels: BTreeMap<String, String>,
-    #[serde(default)]
-    pub(super) annotations: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
+/// A pod with the images of its containers, also of init containers.
+#[derive(Debug)]
 pub(super) struct Pod {
-    pub(super) metadata: Metadata,
-    pub(super) spec: PodSpec,
-    #[serde(default)]
-    status: PodStatus,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct PodSpec {
-    #[serde(default)]
-    pub(super) node_name: String,
-    #[serde(default)]
-    pub(super) scheduler_name: String,
-    #[serde(default)]
-    pub(super) containers: Vec<Container>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct PodStatus {
-    #[serde(default)]
-    phase: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Container {
-    #[serde(default)]
-    pub(super) image: String,
-    #[serde(default)]
-    resources: Resources,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Resources {
-    #[serde(default)]
-    limits: BTreeMap<String, String>,
+    pub(super) object: objects::Pod,
+    images: Vec<String>,
 }
 
 impl Objects {
     /// Adds a node or a pod. Other objects are ignored.
     pub(super) fn add(&mut self, object: serde_json::Value) -> Result<()> {
         match object["kind"].as_str() {
-            Some("Node") => self.nodes.push(serde_json::from_value(object)?),
-            Some("Pod") => self.pods.push(serde_json::from_value(object)?),
+            Some("Node") => self.nodes.push(Node(serde_json::from_value(object)?)),
+            Some("Pod") => {
+                let spec = &object["spec"];
+                let containers = ["initContainers", "containers"].map(|field| spec[field].as_array());
+                let images = containers.into_iter().flatten().flatten();
+                let images = images.filter_map(|container| container["image"].as_str().map(str::to_owned));
+                self.pods.push(Pod { images: images.collect(), object: serde_json::from_value(object)? });
+            }
             _ => {}
         }
         Ok(())
@@ -98,38 +52,75 @@ impl Objects {
 
 impl Cluster {
     pub(super) fn new(objects: Objects) -> Self {
-        let has_ended = |pod: &Pod| matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+        let has_ended = |pod: &Pod| matches!(pod.object.status.phase.as_str(), "Succeeded" | "Failed");
         let pods = objects.pods.into_iter().filter(|pod| !has_ended(pod)).collect();
         Self { nodes: objects.nodes, pods }
+    }
+
+    /// Returns the pods that are bound to a node.
+    pub(super) fn pods_of<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Pod> {
+        self.pods.iter().filter(|pod| pod.object.spec.node_name == node.name())
     }
 }
 
 impl Node {
+    /// Returns the name.
+    pub(super) fn name(&self) -> &str {
+        &self.0.metadata.name
+    }
+
     /// Returns the amount of a resource that the node offers.
     pub(super) fn capacity(&self, resource: &str) -> u64 {
-        self.status.capacity.get(resource).map_or(0, |text| amount(text))
+        let status = &self.0.status;
+        let found = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
+        found.map_or(0, |text| amount(&text.0))
+    }
+
+    /// Returns the value of a label, or an empty text.
+    pub(super) fn label(&self, label: &str) -> &str {
+        self.0.metadata.labels.get(label).map_or("", String::as_str)
     }
 
     /// Returns the value of a label as a number.
     pub(super) fn number(&self, label: &str) -> Option<u64> {
-        self.metadata.labels.get(label)?.parse().ok()
+        self.label(label).parse().ok()
     }
 }
 
 impl Pod {
-    /// Returns the amount of a resource that all containers request.
+    /// Returns the largest amount of a resource that the pod holds at a time. Init containers run before the others.
     pub(super) fn requests(&self, resource: &str) -> u64 {
-        let limits =
-            self.spec.containers.iter().filter_map(|container| container.resources.limits.get(resource));
-        limits.map(|text| amount(text)).sum()
+        let containers: Vec<_> = self.object.spec.containers_with_roles().collect();
+        let need = |(container, _): &(&objects::Container, _)| {
+            let resources = &container.resources;
+            let found = resources.limits.get(resource).or_else(|| resources.requests.get(resource));
+            found.map_or(0, |text| amount(&text.0))
+        };
+        peak(&containers, |(_, role)| *role, need, u64::saturating_add, u64::max)
+    }
+
+    /// Returns the names of the extended resources that the pod requests.
+    pub(super) fn resources(&self) -> impl Iterator<Item = &str> {
+        let containers = self.object.spec.containers_with_roles();
+        containers.flat_map(|(container, _)| container.resources.extended())
+    }
+
+    /// Returns whether a container's image has this text in its name.
+    pub(super) fn has_image(&self, part: &str) -> bool {
+        self.images.iter().any(|image| image.contains(part))
     }
 
     /// Returns the name with the namespace.
     pub(super) fn name(&self) -> String {
-        format!("{}/{}", self.metadata.namespace, self.metadata.name)
+        format!("{}/{}", self.object.metadata.namespace, self.object.metadata.name)
+    }
+
+    /// Returns the annotations.
+    pub(super) fn annotations(&self) -> &BTreeMap<String, String> {
+        &self.object.metadata.annotations
     }
 }
 
 fn amount(text: &str) -> u64 {
-    text.parse::<Quantity>().ok().and_then(|quantity| quantity.whole()).unwrap_or_default()
+    text.parse::<Quantity>().ok().and_then(Quantity::whole).unwrap_or_default()
 }

@@ -1,9 +1,12 @@
 //! Decides what a migration means for a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use tessera_wire::foreign::pod_spec::MIG_PREFIX;
+
 use super::cluster::{Cluster, Node, Pod};
+use super::fit::{self, Misfit};
 
 /// Resources of GPUs, with what becomes of them.
 const RESOURCES: [(&str, Fate); 10] = [
@@ -49,6 +52,14 @@ const HAMI_SETTING: &str = "agent.dialects={hami,gputopology,gpushare,vcuda}    
 /// Annotations and labels that other projects leave behind, by prefix.
 const LEFTOVERS: [&str; 3] = ["hami.io/", "4pd.io/", "gpushare"];
 
+/// Annotations of HAMi that users and administrators write and that Tessera obeys. They stay.
+const OBEYED: [&str; 4] = [
+    "hami.io/device-cordon",
+    "hami.io/node-scheduler-policy",
+    "hami.io/gpu-scheduler-policy",
+    "hami.io/device-scoring-weights",
+];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Served,
@@ -62,7 +73,7 @@ enum Fate {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Findings {
     /// Resources that pods request: number of pods and the amount.
-    resources: BTreeMap<&'static str, (usize, u64)>,
+    resources: BTreeMap<String, (usize, u64)>,
     /// Programs found, with the number of their pods.
     programs: BTreeMap<&'static str, usize>,
     /// Problems that must be solved first.
@@ -89,8 +100,7 @@ pub(super) fn of(cluster: &Cluster) -> Findings {
         if pods.is_empty() {
             continue;
         }
-        let sum = pods.iter().map(|pod| pod.requests(resource)).sum();
-        findings.resources.insert(resource, (pods.len(), sum));
+        findings.resources.insert(resource.to_owned(), held(&pods, resource));
         match fate {
             Fate::Served => {}
             Fate::ServedByHami => has_hami = true,
@@ -103,27 +113,37 @@ pub(super) fn of(cluster: &Cluster) -> Findings {
     if has_hami {
         findings.settings.push(HAMI_SETTING.to_owned());
     }
+    findings.add_mig_instances(cluster);
     for (part, advice) in PROGRAMS {
-        let images = |pod: &&Pod| pod.spec.containers.iter().any(|container| container.image.contains(part));
-        let pods = cluster.pods.iter().filter(images).count();
+        let pods = cluster.pods.iter().filter(|pod| pod.has_image(part)).count();
         if pods > 0 {
             findings.programs.insert(advice, pods);
         }
     }
+    for pod in &cluster.pods {
+        let error = fit::bad_request(pod);
+        findings.problems.extend(error.map(|error| format!("pod {} is not served: {error}", pod.name())));
+    }
     for node in &cluster.nodes {
-        findings.problems.extend(oversubscription(cluster, node));
-        findings.leftovers.extend(leftovers(
-            "node",
-            &node.metadata.name,
-            "",
-            &node.metadata.annotations,
-            "annotate",
-        ));
-        findings.leftovers.extend(leftovers("node", &node.metadata.name, "", &node.metadata.labels, "label"));
+        let misfit = fit::misfit(node, cluster.pods_of(node));
+        findings.problems.extend(misfit.map(|misfit| described(node, &misfit)));
+        let meta = &node.0.metadata;
+        for (verb, found) in [("annotate", &meta.annotations), ("label", &meta.labels)] {
+            let command = format!("kubectl {verb} node {}", meta.name);
+            findings.leftovers.extend(removal(&command, found.keys()));
+        }
+    }
+    let mut by_namespace: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
+    for pod in &cluster.pods {
+        by_namespace.entry(&pod.object.metadata.namespace).or_default().extend(pod.annotations().keys());
+    }
+    for (namespace, keys) in by_namespace {
+        let command = format!("kubectl annotate pods --all -n {namespace}");
+        findings.leftovers.extend(removal(&command, keys.into_iter()));
     }
     findings.settings.extend(memory_unit(&cluster.nodes));
     let foreign: Vec<&Pod> =
-        cluster.pods.iter().filter(|pod| pod.spec.scheduler_name.contains("hami")).collect();
+        cluster.pods.iter().filter(|pod| pod.object.spec.scheduler_name.contains("hami")).collect();
     if !foreign.is_empty() {
         let named = some(foreign.iter().map(|pod| pod.name()));
         findings.problems.push(format!("schedulerName of HAMi's scheduler, which will not run: {named}"));
@@ -131,27 +151,43 @@ pub(super) fn of(cluster: &Cluster) -> Findings {
     findings
 }
 
-/// A node on which more pods hold `nvidia.com/gpu` than it has GPUs, because its plugin offers each GPU several times.
-/// Such pods get whole GPUs of Tessera, so some of them would wait.
-fn oversubscription(cluster: &Cluster, node: &Node) -> Option<String> {
-    let resource = "nvidia.com/gpu";
-    let replicas = node.number("nvidia.com/gpu.replicas").filter(|replicas| *replicas > 1)?;
-    let gpus = node.number("nvidia.com/gpu.count").unwrap_or_else(|| node.capacity(resource) / replicas);
-    let here = cluster
-        .pods
-        .iter()
-        .filter(|pod| pod.spec.node_name == node.metadata.name && pod.requests(resource) > 0);
-    let pods: Vec<&Pod> = here.collect();
-    let held: u64 = pods.iter().map(|pod| pod.requests(resource)).sum();
-    let name = &node.metadata.name;
-    (held > gpus).then(|| {
-        format!(
-            "node {name} offers each of its {gpus} GPUs {replicas} times, and pods hold {held}; with whole GPUs {} would \
-             wait. Request shares (tencent.com/vcuda-core) in: {}",
-            held - gpus,
-            some(pods.iter().map(|pod| pod.name()))
-        )
-    })
+impl Findings {
+    /// Adds the MIG instances that pods request, and the setting with which agents offer them.
+    fn add_mig_instances(&mut self, cluster: &Cluster) {
+        let names = cluster.pods.iter().flat_map(Pod::resources).filter(|name| name.starts_with(MIG_PREFIX));
+        let names: BTreeSet<&str> = names.collect();
+        for name in &names {
+            let pods: Vec<&Pod> = cluster.pods.iter().filter(|pod| pod.requests(name) > 0).collect();
+            self.resources.insert((*name).to_owned(), held(&pods, name));
+        }
+        let is_single = cluster.nodes.iter().any(|node| node.label(fit::MIG_STRATEGY) == "single");
+        for (strategy, is_used) in [("mixed", !names.is_empty()), ("single", is_single)] {
+            if is_used {
+                let why = "MIG instances under the names of NVIDIA's plugin";
+                self.settings.push(format!("agent.extraArgs={{--mig-strategy={strategy}}}    # {why}"));
+            }
+        }
+    }
+}
+
+/// Returns the number of pods and the sum of a resource that they hold.
+fn held(pods: &[&Pod], resource: &str) -> (usize, u64) {
+    (pods.len(), pods.iter().map(|pod| pod.requests(resource)).sum())
+}
+
+/// Returns the problem of a node whose pods do not all fit when each gets what it requests.
+fn described(node: &Node, misfit: &Misfit) -> String {
+    let Misfit { gpus, memory, pods } = misfit;
+    let each = memory.map_or_else(String::new, |memory| format!(" of {} MiB", memory.0));
+    let sliced = node.number(fit::REPLICAS).filter(|replicas| *replicas > 1);
+    let sliced = sliced.map_or_else(String::new, |replicas| format!(", each offered {replicas} times"));
+    let (plural, name) = (if *gpus == 1 { "" } else { "s" }, node.name());
+    format!(
+        "node {name} has {gpus} GPU{plural}{each}{sliced}, and {} of its pods would wait if each pod got what it requests. \
+         Request shares (tencent.com/vcuda-core), or move pods to other nodes: {}",
+        pods.len(),
+        some(pods.iter().cloned())
+    )
 }
 
 /// Returns the setting for the unit of `aliyun.com/gpu-mem`, told from the amounts as kubectl inspect does.
@@ -167,21 +203,13 @@ fn memory_unit(nodes: &[Node]) -> Option<String> {
         .then(|| format!("agent.memoryUnit={unit}    # the unit of aliyun.com/gpu-mem on the nodes"))
 }
 
-/// Returns commands that remove what other projects have written to an object.
-fn leftovers(
-    kind: &str,
-    name: &str,
-    flags: &str,
-    found: &BTreeMap<String, String>,
-    verb: &str,
-) -> Vec<String> {
-    let is_leftover = |key: &&String| LEFTOVERS.iter().any(|prefix| key.starts_with(prefix));
-    let keys: Vec<String> = found.keys().filter(is_leftover).map(|key| format!("{key}-")).collect();
-    if keys.is_empty() {
-        Vec::new()
-    } else {
-        vec![format!("kubectl {verb} {kind} {name}{flags} {}", keys.join(" "))]
-    }
+/// Returns the command that removes what other projects have written to objects.
+fn removal<'a>(command: &str, keys: impl Iterator<Item = &'a String>) -> Option<String> {
+    let is_leftover = |key: &&String| {
+        LEFTOVERS.iter().any(|prefix| key.starts_with(prefix)) && !OBEYED.contains(&key.as_str())
+    };
+    let keys: Vec<String> = keys.filter(is_leftover).map(|key| format!("{key}-")).collect();
+    (!keys.is_empty()).then(|| format!("{command} {}", keys.join(" ")))
 }
 
 /// Lists the first few names.
@@ -297,7 +325,94 @@ mod tests {
         let one = |name: &str| pod(name, json!({ "nvidia.com/gpu": "1" }));
         assert!(!found(json!([node, one("a"), one("b")])).must_change(), "two pods on two GPUs");
         let text = found(json!([node, one("a"), one("b"), one("c")])).to_string();
-        assert!(text.contains("pods hold 3; with whole GPUs 1 would wait"), "{text}");
+        let expected = "node n has 2 GPUs, each offered 4 times, and 1 of its pods would wait";
+        assert!(text.contains(expected) && text.contains(": team/c\n"), "{text}");
+    }
+
+    /// Returns the problems of a node with these amounts and two pods.
+    fn problems(capacity: Value, first: Value, second: Value) -> Vec<String> {
+        let node = json!({ "kind": "Node", "metadata": { "name": "n" }, "status": { "capacity": capacity } });
+        found(json!([node, pod("a", first), pod("b", second)])).problems
+    }
+
+    #[test]
+    fn the_pods_of_a_node_are_compared_in_every_dialect() {
+        let vcuda = |core: &str| json!({ "tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": "8" });
+        let amounts = json!({ "tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "64" });
+        assert!(problems(amounts.clone(), vcuda("50"), vcuda("50")).is_empty());
+        let crowded = problems(amounts, vcuda("60"), vcuda("50"));
+        assert!(
+            crowded[0].starts_with("node n has 1 GPU of 16384 MiB, and 1 of its pods would wait"),
+            "{crowded:?}"
+        );
+        assert!(crowded[0].ends_with(": team/b"), "the largest is placed first: {crowded:?}");
+
+        let gpushare = |memory: &str| json!({ "aliyun.com/gpu-mem": memory });
+        let amounts = json!({ "aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2" });
+        assert!(problems(amounts.clone(), gpushare("15"), gpushare("15")).is_empty());
+        assert_eq!(problems(amounts.clone(), gpushare("16"), gpushare("15")).len(), 1, "no GPU has 16 GiB");
+        // Memory and whole GPUs of the same node come from the same GPUs.
+        assert!(problems(amounts.clone(), gpushare("15"), json!({ "aliyun.com/gpu": "1" })).is_empty());
+        assert_eq!(problems(amounts, gpushare("15"), json!({ "aliyun.com/gpu": "2" })).len(), 1);
+    }
+
+    #[test]
+    fn the_memory_of_hamis_gpus_is_compared() {
+        let register = "GPU-a,10,16384,100,NVIDIA-Tesla T4,0,true:";
+        let node = json!({
+            "kind": "Node",
+            "metadata": { "name": "n", "annotations": { "hami.io/node-nvidia-register": register } },
+            "status": { "capacity": { "nvidia.com/gpu": "10" } },
+        });
+        let hami = |name: &str, memory: &str| {
+            pod(name, json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": memory }))
+        };
+        assert!(!found(json!([node, hami("a", "8192"), hami("b", "8192")])).must_change());
+        let text = found(json!([node, hami("a", "8192"), hami("b", "8193")])).to_string();
+        assert!(text.contains("node n has 1 GPU of 16384 MiB, and 1 of its pods would wait"), "{text}");
+    }
+
+    #[test]
+    fn init_containers_count_once() {
+        let mut init = pod("a", json!({ "nvidia.com/gpu": "1" }));
+        init["spec"]["initContainers"] = json!([{ "name": "load", "image": "gpu-manager", "resources": { "limits": { "nvidia.com/gpu": "2" } } }]);
+        let findings = found(json!([init]));
+        assert_eq!(findings.resources["nvidia.com/gpu"], (1, 2));
+        assert_eq!(findings.programs.len(), 1);
+    }
+
+    #[test]
+    fn requests_that_no_node_can_serve_are_named() {
+        let both = json!({ "nvidia.com/gpu": "1", "aliyun.com/gpu-mem": "8" });
+        let findings = found(json!([pod("a", both), pod("web", json!({ "cpu": "much" }))]));
+        assert_eq!(findings.problems.len(), 1);
+        assert!(findings.problems[0].starts_with("pod team/a is not served: "), "{findings}");
+    }
+
+    #[test]
+    fn annotations_of_pods_are_removed_and_those_that_tessera_obeys_stay() {
+        let mut hami = pod("a", json!({ "nvidia.com/gpu": "1" }));
+        hami["metadata"]["annotations"] =
+            json!({ "hami.io/vgpu-node": "n", "hami.io/gpu-scheduler-policy": "spread" });
+        let annotations = json!({ "hami.io/device-cordon": "GPU-a" });
+        let node = json!({ "kind": "Node", "metadata": { "name": "n", "annotations": annotations } });
+        assert_eq!(
+            found(json!([hami, node])).leftovers,
+            ["kubectl annotate pods --all -n team hami.io/vgpu-node-"]
+        );
+    }
+
+    #[test]
+    fn mig_instances_need_the_strategy() {
+        let labels = json!({ "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "1" });
+        let node = json!({ "kind": "Node", "metadata": { "name": "n", "labels": labels } });
+        let one = |name: &str| pod(name, json!({ "nvidia.com/gpu": "1" }));
+        let single = found(json!([node, one("a"), one("b")]));
+        assert!(!single.must_change(), "two instances of one GPU: {single}");
+        assert!(single.settings[0].starts_with("agent.extraArgs={--mig-strategy=single} "), "{single}");
+        let mixed = found(json!([pod("m", json!({ "nvidia.com/mig-1g.10gb": "1" }))]));
+        assert_eq!(mixed.resources["nvidia.com/mig-1g.10gb"], (1, 1));
+        assert!(mixed.settings[0].starts_with("agent.extraArgs={--mig-strategy=mixed} "), "{mixed}");
     }
 
     #[test]

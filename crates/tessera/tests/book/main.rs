@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod messages;
+mod old_names;
 mod translations;
 
 use std::collections::BTreeSet;
@@ -105,6 +106,12 @@ fn links_resolve() {
             };
             if !target.exists() || !has_place() {
                 broken.push(format!("{page}: {link}"));
+            } else if page.starts_with("docs/")
+                && !target.canonicalize().unwrap().starts_with(root().join("docs"))
+            {
+                // The book has the pages of docs/ alone.
+                broken
+                    .push(format!("{page}: {link} leaves the book; write the path of the file in backticks"));
             }
         }
     }

@@ -21,10 +21,20 @@ const PARTS: [(&str, &str); 11] = [
 ];
 
 /// What begins a message in the sources, and how it reaches the user.
-const KINDS: [(&str, &str); 5] = [
+const KINDS: [(&str, &str); 14] = [
     ("#[error(", "error"),
     ("bail!(", "error"),
+    ("ensure!(", "error"),
+    ("anyhow!(", "error"),
     (".context(", "error"),
+    (".with_context(", "error"),
+    ("Error::msg(", "error"),
+    ("Error::other(", "error"),
+    // Errors about values of flags are texts.
+    ("Err(", "error"),
+    (".ok_or(", "error"),
+    (".ok_or_else(", "error"),
+    ("eprintln!(", "on standard error"),
     ("tracing::warn!(", "warning in the log"),
     ("tracing::error!(", "error in the log"),
 ];
@@ -90,25 +100,82 @@ fn shown(format: &str) -> String {
     text.replace('|', "\\|")
 }
 
+/// Returns the text that follows the begin of a message: a literal, `format!` with a literal, or a closure of these.
+fn text_after(begin: &str, rest: &str) -> Option<String> {
+    let rest = rest.trim_start();
+    match begin {
+        // The arguments of an error's text follow it.
+        "#[error(" => literal(rest).map(|(text, _)| text),
+        ".context(" | ".with_context(" | "Error::msg(" | "Error::other(" | "Err(" | ".ok_or("
+        | ".ok_or_else(" => {
+            let body = rest.strip_prefix("||").unwrap_or(rest).trim_start();
+            let body = body.strip_prefix('{').unwrap_or(body).trim_start();
+            let format = body.strip_prefix("format!(").unwrap_or(body).trim_start();
+            literal(format).map(|(text, _)| text)
+        }
+        _ => message(rest),
+    }
+}
+
+/// Returns whether a reader can recognise a message by its words.
+fn is_text(text: &str) -> bool {
+    let is_word = |word: &&str| word.chars().filter(|letter| letter.is_alphabetic()).count() > 1;
+    text.split(|letter: char| letter.is_whitespace() || letter == '…').filter(is_word).count() > 1
+        || text.starts_with("--")
+}
+
+fn messages_in(code: &str) -> BTreeSet<(String, &'static str)> {
+    let mut found = BTreeSet::new();
+    for (begin, kind) in KINDS {
+        for (at, _) in code.match_indices(begin) {
+            // A longer name ends like this one: `ApiErr(` is no `Err(`.
+            let is_in_name = begin.starts_with(|letter: char| letter.is_alphabetic())
+                && code[..at].ends_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+            let text = text_after(begin, &code[at + begin.len()..]).filter(|_| !is_in_name);
+            found.extend(text.map(|text| shown(&text)).filter(|text| is_text(text)).map(|text| (text, kind)));
+        }
+    }
+    found
+}
+
 fn messages_of(part: &str) -> BTreeSet<(String, &'static str)> {
     let mut found = BTreeSet::new();
     for file in files(&format!("crates/{part}/src"), "rs").iter().filter(|file| !file.contains("tests")) {
         let text = read(file);
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-        for (begin, kind) in KINDS {
-            for rest in code.split(begin).skip(1) {
-                // The arguments of an error's text follow it.
-                let text = if begin == "#[error(" {
-                    literal(rest.trim_start()).map(|(text, _)| text)
-                } else {
-                    message(rest)
-                };
-                let is_text = |text: &String| text.contains(' ') || text.starts_with("--");
-                found.extend(text.filter(is_text).map(|text| (shown(&text), kind)));
-            }
-        }
+        found.extend(messages_in(code));
     }
     found
+}
+
+#[test]
+fn messages_are_found_in_every_form() {
+    let code = r#"
+        ensure!(count > 0, "no {count} are left");
+        let error = anyhow!("the node is gone");
+        read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        read(file).with_context(|| {
+            format!("{} is no list", file.display())
+        })?;
+        read(file).with_context(|| file.display().to_string())?;
+        parse(text).context("the flag is wrong")?;
+        eprintln!("warning: node {node}: it is slow");
+        eprintln!("{error}");
+        value.ok_or_else(|| format!("{text:?} is not a time"))?;
+        return BadErr("not a message of this kind");
+    "#;
+    let found = messages_in(code);
+    let found: Vec<(&str, &str)> = found.iter().map(|(text, kind)| (text.as_str(), *kind)).collect();
+    let expected = [
+        ("cannot read …", "error"),
+        ("no … are left", "error"),
+        ("the flag is wrong", "error"),
+        ("the node is gone", "error"),
+        ("warning: node …: it is slow", "on standard error"),
+        ("… is no list", "error"),
+        ("… is not a time", "error"),
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -11,7 +11,8 @@ pub(crate) fn check(page: &str, heading: &str, expected: &str) {
     let after = rest.find("\n## ").map_or("", |end| &rest[end..]);
     let section = &rest[..rest.len() - after.len()];
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&file, format!("{before}{begin}{expected}{after}")).unwrap_or_default();
+        let expected = expected.trim_end();
+        std::fs::write(&file, format!("{before}{begin}{expected}\n{after}")).unwrap_or_default();
         return;
     }
     for (found, expected) in section.lines().zip(expected.lines()) {

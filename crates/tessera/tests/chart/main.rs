@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -187,7 +187,13 @@ fn common_values_are_rendered() {
         "agent.memoryUnit=256MiB",
         "agent.nodeSelector.pool=gpus",
         "agent.runtimeClassName=",
+        "agent.tolerations[0].key=gpus",
+        "agent.tolerations[0].operator=Exists",
+        "agent.resources.limits.memory=256Mi",
         "scheduler.priorityClassName=mine",
+        "scheduler.tolerations[0].key=system",
+        "scheduler.tolerations[0].effect=NoExecute",
+        "scheduler.resources.requests.cpu=2",
         "scheduler.replicas=3",
         "scheduler.extraArgs={--pass-on=all}",
     ]);
@@ -198,6 +204,16 @@ fn common_values_are_rendered() {
     assert!(arguments.contains("--dialects=nvidia,vcuda\",\"--memory-unit=256MiB"), "{arguments}");
     assert_eq!(agent_pod["nodeSelector"]["pool"], "gpus");
     assert!(agent_pod["runtimeClassName"].is_null());
+    assert_eq!(agent_pod["tolerations"], json!([{ "key": "gpus", "operator": "Exists" }]));
+    let resources = &agent_pod["containers"][0]["resources"];
+    assert_eq!(resources["limits"], json!({ "memory": "256Mi" }));
+    assert_eq!(resources["requests"], json!({ "cpu": "50m", "memory": "40Mi" }), "the other defaults stay");
+    let scheduler_pod = pod(&found, scheduler);
+    assert_eq!(scheduler_pod["tolerations"], json!([{ "key": "system", "effect": "NoExecute" }]));
+    assert_eq!(
+        scheduler_pod["containers"][0]["resources"]["requests"],
+        json!({ "cpu": 2, "memory": "200Mi" })
+    );
     assert_eq!(found[scheduler]["spec"]["replicas"], 3);
     assert_eq!(pod(&found, scheduler)["priorityClassName"], "mine");
 
@@ -227,6 +243,28 @@ fn common_values_are_rendered() {
     assert!(monitored.contains_key(r#""Service" "kube-system" "tessera-agent-metrics""#));
     let bare = rendered(&["admissionPolicies.enabled=false", "networkPolicies.enabled=false"]);
     assert!(!bare.keys().any(|name| name.contains("Policy")), "{:?}", bare.keys());
+}
+
+/// The values in the recipes of `docs/clusters.md` exist, and each changes what is installed.
+#[test]
+fn the_chart_accepts_the_recipes_for_kinds_of_clusters() {
+    let page = std::fs::read_to_string(root().join("docs/clusters.md")).unwrap();
+    let parts = ["agent.", "scheduler.", "image.", "tls.", "monitoring."];
+    let mut accepted = 0;
+    for version in ["1.33.5", "1.36.4"] {
+        let plain = objects(&text(&template(version, "kube-system", &[])));
+        for row in page.lines().filter(|line| line.starts_with("| ")) {
+            let Some(cell) = row.split(" | ").nth(1) else { panic!("no values: {row}") };
+            let words = cell.split('`').skip(1).step_by(2);
+            let values: Vec<&str> = words
+                .filter(|word| word.contains('=') && parts.iter().any(|part| word.starts_with(part)))
+                .collect();
+            let found = objects(&text(&template(version, "kube-system", &values)));
+            assert!(values.is_empty() || found != plain, "these values change nothing: {values:?}");
+            accepted += values.len();
+        }
+    }
+    assert!(accepted > 15, "only {accepted} values were found");
 }
 
 #[test]
@@ -375,7 +413,7 @@ fn helm_test_requests_what_the_agents_offer() {
         assert!(found["limits"][named].is_string() && found["claims"].is_null(), "{values}: {found}");
     }
     let claims = test(&["agent.offer=dra"]);
-    assert_eq!(resources(&claims), serde_json::json!({ "claims": [{ "name": "gpu" }] }));
+    assert_eq!(resources(&claims), json!({ "claims": [{ "name": "gpu" }] }));
     let template = claims.iter().find(|object| object["kind"] == "ResourceClaimTemplate").unwrap();
     assert!(template["metadata"]["annotations"]["helm.sh/hook"] == "test", "{template}");
     assert!(test(&["agent.enabled=false"]).is_empty());

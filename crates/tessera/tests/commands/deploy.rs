@@ -76,9 +76,23 @@ fn the_image_has_the_version_of_the_program() {
         assert!(all.iter().all(|container| container["image"] == image), "{part}: not {image}");
     }
     let page = std::fs::read_to_string(folder().join("../docs/install.md")).unwrap();
-    assert!(page.contains(image), "docs/install.md: not {image}");
+    let of_others: Vec<&str> =
+        page.lines().filter(|line| line.contains("tessera")).flat_map(versions).collect();
+    assert!(of_others.len() > 5, "{of_others:?}");
+    assert!(
+        of_others.iter().all(|version| *version == env!("CARGO_PKG_VERSION")),
+        "docs/install.md: {of_others:?}"
+    );
     let builder = std::process::Command::new(folder().join("image/build")).arg("--help").output().unwrap();
     assert!(String::from_utf8_lossy(&builder.stdout).contains(image), "deploy/image/build: not {image}");
+}
+
+/// Returns the words of a line that are versions: three numbers with dots.
+fn versions(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split(|letter: char| !(letter.is_ascii_digit() || letter == '.'));
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let words = words.map(|word| word.trim_matches('.'));
+    words.filter(move |word| word.split('.').count() == 3 && word.split('.').all(is_number))
 }
 
 /// The schema of the chart accepts the policies that the program has.
@@ -216,12 +230,27 @@ fn agents_take_the_place_of_gpu_manager() {
     let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
     let label = |term: &Value| {
         let one = &term["matchExpressions"][0];
-        format!("{}={}", one["key"].as_str().unwrap(), one["values"][0].as_str().unwrap_or_default())
+        let values = one["values"].as_array().cloned().unwrap_or_default();
+        let values: Vec<&str> = values.iter().map(|value| value.as_str().unwrap()).collect();
+        format!("{} {} {}", one["key"].as_str().unwrap(), one["operator"].as_str().unwrap(), values.join(","))
     };
     let labels: Vec<String> = terms.iter().map(label).collect();
-    assert_eq!(labels[..2], ["tessera.dev/gpu=true", "nvidia-device-enable=enable"]);
+    let expected = [
+        "tessera.dev/gpu In true",
+        "nvidia-device-enable In enable",
+        "nvidia.com/gpu.present In true",
+        "feature.node.kubernetes.io/pci-10de.present In true",
+        "feature.node.kubernetes.io/pci-0300_10de.present In true",
+        "feature.node.kubernetes.io/pci-0302_10de.present In true",
+        "cloud.google.com/gke-accelerator Exists ",
+        "k8s.amazonaws.com/accelerator Exists ",
+        "karpenter.k8s.aws/instance-gpu-manufacturer In nvidia",
+        "kubernetes.azure.com/accelerator In nvidia",
+    ];
+    assert_eq!(labels, expected);
     // The other labels are those of tools that find GPUs by themselves; a node can be left out.
     for term in &terms[1..] {
+        assert_eq!(term["matchExpressions"].as_array().unwrap().len(), 2, "{term}");
         let out = serde_json::json!({ "key": "tessera.dev/gpu", "operator": "NotIn", "values": ["false"] });
         assert_eq!(term["matchExpressions"][1], out);
     }

@@ -3,7 +3,7 @@
 use super::{help::COMMANDS, tessera};
 
 /// Commands with their exit code. The page says in the row of the command what the code means.
-const RUNS: [(&[&str], i32); 15] = [
+const RUNS: [(&[&str], i32); 19] = [
     (&["place", "--topology", "dgx1.txt", "--request", "whole:2"], 0),
     (&["place", "--topology", "dgx1.txt", "--request", "whole:9"], 1),
     (&["place", "--topology", "none", "--request", "whole:2"], 2),
@@ -16,6 +16,11 @@ const RUNS: [(&[&str], i32); 15] = [
     (&["inventory", "--gpus", "none"], 2),
     (&["metrics", "--gpus", "simulated:none"], 1),
     (&["metrics", "--listen", "here"], 2),
+    (&["migrate", "check", "migrate/small-cluster.json"], 0),
+    (&["migrate", "check", "migrate/mixed-cluster.json"], 1),
+    (&["migrate", "check", "none"], 2),
+    // A file cannot be a directory, also for root.
+    (&["mount-grants", "--grants", "dgx1.txt/grants"], 2),
     (&["demo", "--nodes", "0"], 2),
     (&["agent", "--node-name", "n", "--listen", "here"], 2),
     (&["scheduler", "--listen", "here"], 2),

@@ -7,6 +7,7 @@ mod attacks;
 mod deploy;
 mod exit_codes;
 mod help;
+mod migrate;
 mod mistakes;
 mod readme;
 #[path = "../book/section.rs"]

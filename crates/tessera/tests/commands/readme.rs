@@ -1,6 +1,8 @@
-//! Runs the commands of README.md as they are written there, from the root of a clone.
+//! Runs the commands of README.md and of the page for beginners as they are written there, from the root of a clone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::command;
 
@@ -35,9 +37,81 @@ fn shown_commands(text: &str) -> Vec<Shown> {
     all
 }
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the lines of the first code block after a heading.
+fn first_block<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+    let (_, section) = page.split_once(heading).unwrap_or_else(|| panic!("there is no {heading}"));
+    section.split("```").nth(1).unwrap().trim().lines().collect()
+}
+
+/// The first command of the README runs until the user ends it, so the test gives it a time.
+#[test]
+fn the_first_command_of_the_readme_runs() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let lines = first_block(&readme, "## See it work");
+    let words = lines[0].strip_prefix("cargo run --release -- ").unwrap();
+    let mut arguments: Vec<&str> = words.split_whitespace().collect();
+    arguments.extend(["--for", "5s", "--listen", "127.0.0.1:0"]);
+    let ran = command(&arguments).current_dir(root()).output().unwrap();
+    let (text, error) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{words}: {text}{error}");
+    assert!(text.contains("http://127.0.0.1:"), "the address of the page is missing: {text}");
+}
+
+/// A demo that ends with the test.
+struct Demo(Child);
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Needs kubectl. The demo has no containers, so the commands up to the logs of the pod are run.
+#[test]
+fn the_commands_for_beginners_run_on_the_demo() {
+    let page = std::fs::read_to_string(root().join("docs/getting-started.md")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    let started = first_block(&page, "# Getting started")[0].strip_prefix(PROMPT).unwrap();
+    let started = started.replace("/tmp/kubeconfig", kubeconfig.to_str().unwrap());
+    let mut arguments: Vec<&str> = started.split_whitespace().collect();
+    arguments.extend(["--listen", "127.0.0.1:0"]);
+    let demo = command(&arguments).current_dir(root()).stdout(Stdio::null()).spawn().unwrap();
+    let _demo = Demo(demo);
+    let kubectl = |line: &str| {
+        let words = line.strip_prefix("$ kubectl ").unwrap().split_whitespace();
+        let mut program = Command::new("kubectl");
+        program.args(words).env("KUBECONFIG", &kubeconfig).current_dir(root());
+        let output = program.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned() + &error)
+    };
+    let until = |line: &str, part: &str| {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (is_good, text) = kubectl(line);
+            if is_good && text.contains(part) {
+                return;
+            }
+            assert!(Instant::now() < end, "{line}: {text}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let lines = first_block(&page, "## Run a pod with a share");
+    let [apply, get, describe] = lines[..] else { panic!("{lines:?}") };
+    until(apply, "pod/share created");
+    until(get, "Running");
+    until(describe, "GpusChosen");
+}
+
 #[test]
 fn every_command_of_the_readme_runs_as_written() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root();
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let shown = shown_commands(&readme);
     assert!(shown.len() > 5, "{shown:?}");

@@ -8,7 +8,10 @@ mod removal;
 use std::{cell::Cell, collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Pod, Service},
+};
 use kube::{
     Api,
     api::{ListParams, PostParams},
@@ -26,6 +29,8 @@ use crate::{
 const KUBERNETES: &str = "v1.36.4";
 const NAMESPACE: &str = "kube-system";
 const RELEASE: &str = "tessera";
+/// The label that node pools of GKE with GPUs have.
+const OF_POOL: &str = "cloud.google.com/gke-accelerator=nvidia-l4";
 /// The label of node feature discovery for a PCI device of NVIDIA.
 const FOUND: &str = "feature.node.kubernetes.io/pci-10de.present=true";
 const SOON: Duration = Duration::from_secs(60);
@@ -47,6 +52,7 @@ struct Installation {
 pub(crate) async fn run(harness: Harness) -> Result<()> {
     let installed = Installation::prepare(&harness).await?;
     installed.install(&[]).await?;
+    installed.fresh_node_gets_its_agent(OF_POOL).await?;
     let kube_scheduler = installed.connect_kube_scheduler().await?;
     installed.helm_test().await?;
     installed.share_runs("steady").await?;
@@ -57,11 +63,12 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     installed.uninstall().await?;
     installed.remove_traces().await?;
     drop(kube_scheduler);
-    Box::pin(installed.second_scheduler()).await
+    Box::pin(installed.second_scheduler()).await?;
+    installed.remove_host_files().await
 }
 
 impl Installation {
-    /// Starts a cluster with a node whose GPU a discovery tool has found and a node without GPUs, and loads the image.
+    /// Starts a cluster with a node that is going to have GPUs and a node without GPUs, and loads the image.
     async fn prepare(harness: &Harness) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts::ALL).await?;
         let node = cluster.add_node(1).await?;
@@ -76,7 +83,6 @@ impl Installation {
         let file = harness.state("manifests")?.join("runtime-class.json");
         fs::write(&file, class.to_string())?;
         cluster.kubectl(&["apply", "-f", &file.display().to_string()]).await?;
-        cluster.kubectl(&["label", "node", &node.name, FOUND]).await?;
         let values = harness.state("manifests")?.join("values.json");
         let content = json!({
             "image": { "repository": "e2e.invalid/tessera", "tag": "one" },
@@ -119,6 +125,26 @@ impl Installation {
         }
         outcome?;
         self.note(&format!("helm upgrade --install {}: all is ready", set.join(" ")));
+        Ok(())
+    }
+
+    /// Gives the node a label of GPUs after the installation, as an autoscaler or a discovery tool does. The node had no
+    /// agent before, and gets one that is ready.
+    async fn fresh_node_gets_its_agent(&self, label: &str) -> Result<()> {
+        let before = self.pods_of("tessera-agent").await?;
+        ensure!(before.is_empty(), "no node has a label of GPUs, and there are {before:?}");
+        self.cluster().kubectl(&["label", "node", &self.node.name, label]).await?;
+        let daemons: Api<DaemonSet> = Api::namespaced(self.cluster().client(), NAMESPACE);
+        self.site
+            .harness
+            .wait_for("the agent of the fresh node", SOON, async || {
+                let status = daemons.get("tessera-agent").await?.status.unwrap_or_default();
+                let counts = (status.desired_number_scheduled, status.number_ready);
+                ensure!(counts == (1, 1), "agents wanted and ready: {counts:?}");
+                Ok(Some(()))
+            })
+            .await?;
+        self.note(&format!("a node that got the label {label} after the installation has its agent"));
         Ok(())
     }
 
@@ -305,7 +331,7 @@ impl Installation {
     }
 
     /// Installs a second kube-scheduler, with the policy of this version of Kubernetes and with the webhook for older
-    /// ones. Pods that ask for GPUs get it without naming it, unless they opt out.
+    /// ones, then with GPUs by CDI. Pods that ask for GPUs get it without naming it, unless they opt out.
     async fn second_scheduler(&self) -> Result<()> {
         let _own = self.cluster().start_scheduler("kube-scheduler-of-cluster", json!({}))?;
         let repository = "e2e.invalid/kube-scheduler";
@@ -313,13 +339,31 @@ impl Installation {
             self.site.harness.load_kube_scheduler_image(node, &format!("{repository}:{KUBERNETES}"))?;
         }
         let image = format!("scheduler.kubeScheduler.repository={repository}");
-        for by in ["policy", "webhook"] {
+        // From here on a discovery tool has found the GPUs, and the node is of no pool.
+        let (of_pool, _) = OF_POOL.split_once('=').context("no label")?;
+        let unlabel = format!("{of_pool}-");
+        self.cluster().kubectl(&["label", "node", &self.node.name, FOUND, &unlabel]).await?;
+        self.describe_gpus()?;
+        let by_cdi = "agent.extraArgs={--gpus=simulated:/etc/e2e/gpus.json,--device-list-strategy=cdi-cri}";
+        for (by, others) in [("policy", None), ("webhook", Some(by_cdi))] {
             self.wait_for_name("default-scheduler").await?;
             let by_value = format!("scheduler.schedulerNameBy={by}");
-            self.install(&["scheduler.mode=second", &image, &by_value]).await?;
+            let values = ["scheduler.mode=second", &image, &by_value];
+            self.install(&values.into_iter().chain(others).collect::<Vec<_>>()).await?;
             Box::pin(self.name_is_set(by)).await?;
             self.uninstall().await?;
         }
+        Ok(())
+    }
+
+    /// Describes the GPUs to the node's container runtime, as NVIDIA's toolkit does. An agent that is told to passes GPUs
+    /// and library by CDI then.
+    fn describe_gpus(&self) -> Result<()> {
+        let device =
+            |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("E2E_GPU={uuid}")] } });
+        let devices: Vec<Value> = eight_gpus().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
+        let described = json!({ "cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices });
+        fs::write(self.node.cdi().join("nvidia.json"), described.to_string())?;
         Ok(())
     }
 
@@ -372,22 +416,30 @@ impl Installation {
         let kinds = self.cluster().kubectl(&["api-resources", "--verbs=list", "-o", "name"]).await?;
         let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
         let all = ["get", &kinds.join(","), "--all-namespaces", "--ignore-not-found", "-o", "json"];
-        let all: Value = serde_json::from_str(&self.cluster().kubectl(&all).await?)?;
-        let mut left = Vec::new();
-        for object in all["items"].as_array().context("no objects")? {
-            let (kind, meta) = (object["kind"].as_str().unwrap_or_default(), &object["metadata"]);
-            let object_name = meta["name"].as_str().unwrap_or_default();
-            let is_of_pod = kind == "Pod" || kind == "PodMetrics";
-            if object_name.contains("tessera") && !is_of_pod {
-                left.push(format!("{kind} {object_name}"));
-            }
-        }
-        ensure!(left.is_empty(), "left: {left:?}");
+        // Pods that Helm has not waited for may still be ending.
+        self.site
+            .harness
+            .wait_for("everything to be removed", SOON, async || {
+                let all: Value = serde_json::from_str(&self.cluster().kubectl(&all).await?)?;
+                let all = all["items"].as_array().context("no objects")?;
+                let left: Vec<String> = all.iter().filter_map(of_tessera).collect();
+                ensure!(left.is_empty(), "left: {left:?}");
+                Ok(Some(()))
+            })
+            .await?;
         let steady = self.cluster().pods().get("steady").await?.status.unwrap_or_default();
         ensure!(steady.phase.as_deref() == Some("Running"), "the pod with a share ended: {:?}", steady.phase);
         self.note("uninstalled: the pod with a share runs on, no object is left");
         Ok(())
     }
+}
+
+/// Returns kind and name of an object that the installation made. Pods elsewhere belong to users.
+fn of_tessera(object: &Value) -> Option<String> {
+    let (kind, meta) = (object["kind"].as_str()?, &object["metadata"]);
+    let name = meta["name"].as_str()?;
+    let is_of_users = matches!(kind, "Pod" | "PodMetrics") && meta["namespace"] != NAMESPACE;
+    (name.contains("tessera") && !is_of_users).then(|| format!("{kind} {name}"))
 }
 
 fn scheduler_of(pod: &Pod) -> &str {
