@@ -87,6 +87,8 @@ pub struct Ports<C> {
     pub sampling: Sampling,
     /// Cancelled to end the agent in order: it stops once no pod depends on it at the moment.
     pub leave: CancellationToken,
+    /// Called once the pages are served and the agent begins to offer GPUs.
+    pub on_start: Box<dyn FnOnce() + Send>,
 }
 
 /// Reason why the agent cannot run.
@@ -209,6 +211,7 @@ pub async fn run<C: Cluster>(
         leave: ports.leave,
         stop,
     };
+    (ports.on_start)();
     shell.run(inbox).await;
     Ok(())
 }

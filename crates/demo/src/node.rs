@@ -93,6 +93,7 @@ impl DemoNode {
             display_socket: None,
             sampling: Sampling { proc_root, ..Sampling::default() },
             leave: CancellationToken::new(),
+            on_start: Box::new(|| ()),
         };
         let stop = CancellationToken::new();
         let agent = tokio::spawn(shell::run(settings, ports, stop.clone()));

@@ -228,7 +228,7 @@ impl State {
             gangs: Gangs::default(),
             pod_groups: PodGroups::default(),
             hold_back: None,
-            node_reservations: NodeReservations::new(),
+            node_reservations: NodeReservations::default(),
             bookings: Bookings::default(),
             claims: Claims::default(),
             releases: Releases::default(),

@@ -1,4 +1,5 @@
-//! NVML: the GPUs, their UUIDs and memory. A handle is the GPU's number plus one.
+//! NVML: the GPUs, their UUIDs and memory. A handle is the GPU's number plus one. With the variable
+//! `SIMULATED_PENDING_RESET`, retired memory of every GPU waits for a reset.
 
 use std::ffi::c_char;
 
@@ -51,4 +52,11 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut [
     let status = unsafe { nvmlDeviceGetMemoryInfo(device, &raw mut plain) };
     unsafe { *info = [(*info)[0], plain[0], 0, plain[1], plain[2]] };
     status
+}
+
+/// Answers 1 if a reset must take retired pages out of use.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetRetiredPagesPendingStatus(_: Handle, pending: *mut u32) -> Status {
+    unsafe { *pending = u32::from(std::env::var_os("SIMULATED_PENDING_RESET").is_some()) };
+    SUCCESS
 }

@@ -106,6 +106,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         display_socket: arguments.manager_socket,
         sampling,
         leave: CancellationToken::new(),
+        on_start: Box::new(|| service_manager::notify("READY=1")),
     };
     let (leave, stopped) = (ports.leave.clone(), stop.clone());
     let asked = host::termination_signal()?;
@@ -121,7 +122,6 @@ async fn serve(arguments: Arguments) -> Result<()> {
         }
     });
     tracing::info!(node = %settings.node, "starting the agent");
-    service_manager::notify("READY=1");
     shell::run(settings, ports, stop).await?;
     service_manager::notify("STOPPING=1");
     Ok(())
@@ -266,5 +266,34 @@ fn registration(arguments: &Arguments) -> RegistrationMode {
             RegistrationMode::PluginsRegistry(registry)
         }
         Registration::Auto => RegistrationMode::KubeletSocket(sockets),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        agent: Arguments,
+    }
+
+    /// gpu-manager needs `--share-mode=true` for shares; here they are served unless the flag forbids it.
+    #[test]
+    fn share_mode_decides_whether_shares_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let grants = folder.path().display().to_string();
+        let serves_shares = |flags: &[&str]| {
+            let common = ["tessera", "--node-name", "n", "--grants", &grants];
+            let line = CommandLine::try_parse_from([&common, flags].concat()).unwrap();
+            settings(&line.agent, InjectionSettings::default(), false).unwrap().isolation.serve_shares
+        };
+        assert!(serves_shares(&[]));
+        assert!(serves_shares(&["--share-mode"]));
+        assert!(serves_shares(&["--share-mode=true"]));
+        assert!(!serves_shares(&["--share-mode=false"]));
     }
 }

@@ -26,6 +26,7 @@ const OF_OTHERS: &[&str] = &[
     "ignore-daemonsets",
     "install",
     "kube-api-qps",
+    "legacy-metrics",
     "lib",
     "list",
     "locked",

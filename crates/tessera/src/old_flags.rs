@@ -14,11 +14,16 @@ type WithoutEffect = (&'static str, bool, &'static str);
 
 /// Flags of both commands, most of them of the logging library of the originals.
 const OF_BOTH: &[WithoutEffect] = &[
+    ("add-dir-header", false, "logs name the module"),
     ("alsologtostderr", false, "logs go to standard error"),
     ("incluster-mode", false, "it is detected"),
     ("log-backtrace-at", true, "--log sets what is logged"),
     ("log-dir", true, "logs go to standard error"),
+    ("log-file", true, "logs go to standard error"),
+    ("log-file-max-size", true, "logs go to standard error"),
     ("logtostderr", false, "logs go to standard error"),
+    ("skip-headers", false, "every line has a time and a level"),
+    ("skip-log-headers", false, "logs go to standard error"),
     ("stderrthreshold", true, "--log sets what is logged"),
     ("vmodule", true, "--log sets what is logged"),
 ];
@@ -42,7 +47,7 @@ const OF_AGENT: &[WithoutEffect] = &[
     ("standalone", false, "the API server is required"),
     ("timeout", true, "the kubelet is reached through its sockets"),
     ("token", true, "the kubelet is reached through its sockets"),
-    ("wait-timeout", true, "the container runtime is not called"),
+    ("wait-timeout", true, "the agent retries until it can serve; /readyz reports what is missing"),
 ];
 
 /// Flags with another name now.
@@ -221,6 +226,23 @@ mod tests {
             "scheduler --address=0.0.0.0:3456 --config=/etc/kubernetes/gpu-quota-admission.config \
              --no-effect=incluster-mode --no-effect=logtostderr --pprof-address 127.0.0.1:3457 --log=info,tessera=debug",
         );
+    }
+
+    /// The programs link klog, which adds its flags to their command lines.
+    #[test]
+    fn flags_of_klog_have_no_effect() {
+        for command in ["agent", "scheduler"] {
+            check(
+                &format!(
+                    "{command} --log_file=/var/log/x --log_file_max_size 1800 --skip_headers --add_dir_header=true"
+                ),
+                &format!(
+                    "{command} --no-effect=log-file --no-effect=log-file-max-size --no-effect=skip-headers \
+                     --no-effect=add-dir-header"
+                ),
+            );
+        }
+        assert!(why("wait-timeout").contains("/readyz"), "{}", why("wait-timeout"));
     }
 
     #[test]

@@ -44,6 +44,37 @@ fn best_effort_chooses_like_go_gpuallocator() {
     }
 }
 
+/// Writes a `nvidia-smi topo -m` listing of the eight GPUs of an `ecs.sccgn6.24xlarge`, whose links gputopology's guide
+/// shows. All other pairs are on different sockets.
+fn sccgn6(folder: &std::path::Path) -> String {
+    const SINGLE: [(u8, u8); 8] = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)];
+    const DOUBLE: [(u8, u8); 8] = [(0, 3), (0, 6), (1, 2), (1, 7), (2, 3), (4, 5), (4, 7), (5, 6)];
+    let link = |a: u8, b: u8| match (a.min(b), a.max(b)) {
+        (a, b) if a == b => "X",
+        pair if SINGLE.contains(&pair) => "NV1",
+        pair if DOUBLE.contains(&pair) => "NV2",
+        _ => "SYS",
+    };
+    let mut text: String = (0..8).map(|gpu| format!("\tGPU{gpu}")).collect();
+    for row in 0..8 {
+        text += &format!("\nGPU{row}");
+        text.extend((0..8).map(|column| format!("\t{}", link(row, column))));
+    }
+    let file = folder.join("sccgn6.txt");
+    std::fs::write(&file, text + "\n").unwrap();
+    file.display().to_string()
+}
+
+/// The guide's machine has links between its sockets that a DGX-1 lacks, so the best six GPUs are others.
+#[test]
+fn best_effort_chooses_the_documented_sets_of_the_machine_of_the_guide() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = sccgn6(folder.path());
+    let all = [0, 1, 2, 3, 4, 5, 6, 7];
+    assert_eq!(best_effort(&[&file], &all, None, 2), json!([0, 3]));
+    assert_eq!(best_effort(&[&file], &all, None, 6), json!([0, 1, 2, 3, 4, 7]));
+}
+
 #[test]
 fn a_strict_static_table_gives_listed_sets_only() {
     let place = |used: &str, more: &[&str]| {

@@ -209,6 +209,7 @@ impl World {
                 display_socket,
                 sampling,
                 leave: CancellationToken::new(),
+                on_start: Box::new(|| ()),
             };
             run(settings, ports, stopped).await.unwrap();
         });

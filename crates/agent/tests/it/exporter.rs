@@ -9,6 +9,8 @@ use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{
     DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, ProcessMemory, SampleInterval, Simulated,
 };
+use tessera_wire::kubelet::gpu_manager_display::gpu_display_client::GpuDisplayClient;
+use tonic::transport::Endpoint;
 
 use super::{
     SHARE,
@@ -45,6 +47,12 @@ async fn shows_processes_with_their_container() {
     assert_eq!(usage["usage"]["uid-train"]["stat"]["main"]["dev"], json!([device]));
     assert_eq!(usage["usage"]["uid-train"]["spec"]["main"], json!({ "gpu": 0.3, "mem": 10240 }));
     assert_eq!(usage["usage"]["uid-train"]["user"], "jane", "the variable SUBMITTER of the first container");
+    let socket = world.directory.path().join("gpu-manager.sock");
+    let channel = Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap();
+    let mut client = GpuDisplayClient::new(channel);
+    let by_rpc = client.print_usages(()).await.unwrap().into_inner().usage;
+    assert_eq!((by_rpc["uid-train"].user.as_str(), by_rpc["uid-train"].project.as_str()), ("jane", "team"));
+    assert_eq!(by_rpc["uid-train"].stat["main"].dev[0].pids, [41]);
     let graph = json_page("/graph").await;
     assert!(graph["graph"].as_str().unwrap().contains("41"), "{graph}");
     world.api.delete("uid-train");

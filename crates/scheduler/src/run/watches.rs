@@ -31,7 +31,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
     let mut trouble = FailureLog::default();
     while let Some(batch) = batches.next().await {
         let (mut listed, mut runs) = (false, None);
-        let has_news = {
+        let (has_news, unreadable) = {
             let mut state = app.write();
             let before = state.ledger().last_change();
             state.set_event_time(app.now());
@@ -53,8 +53,15 @@ pub(super) async fn watch_objects<T: Send + 'static>(
                     }
                 }
             }
-            state.ledger().last_change() != before
+            (state.ledger().last_change() != before, state.take_unreadable_reservations())
         };
+        for (node, reason) in unreadable {
+            tracing::warn!(
+                %node,
+                reason,
+                "cannot read the reservations of a node; none of them counts until the annotation is corrected"
+            );
+        }
         if let Some(runs) = runs {
             app.metrics.watching(what, runs);
         }

@@ -14,7 +14,7 @@ use tessera_core::placement::PlacementError;
 use tessera_core::request::{MemoryRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
 use tessera_wire::foreign::dialect::{DialectSet, MemoryUnit};
-use tessera_wire::foreign::dra::{ClaimName, DeviceClass, ResourceClaim};
+use tessera_wire::foreign::dra::{ClaimName, Consumer, DeviceClass, ResourceClaim};
 use tessera_wire::foreign::extender::BindingArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::dra::{self, BadAllocation, Fixed};
@@ -197,6 +197,16 @@ impl State {
     /// Returns namespace and name of the claim that is this holder of the ledger.
     pub(crate) fn claim_name(&self, holder: &PodUid) -> Option<(&str, &str)> {
         self.claims.names.get(holder).map(|(namespace, name)| (namespace.as_str(), name.as_str()))
+    }
+
+    /// Returns what each claim holds, with the namespace of the claim and the pods for which it is reserved.
+    pub(crate) fn claim_holders(
+        &self,
+    ) -> impl Iterator<Item = (&PodGrant, &str, impl Iterator<Item = &Consumer>)> {
+        self.claims.names.iter().filter_map(|(holder, key)| {
+            let grant = self.ledger().grant(holder)?;
+            Some((grant, key.0.as_str(), self.claims.known.get(key)?.consumer_pods()))
+        })
     }
 
     /// Returns whether the pod waits for GPUs of claims, as far as its claims are known.

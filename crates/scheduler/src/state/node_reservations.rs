@@ -4,7 +4,7 @@
 //! whatever becomes free of them is kept in the same step. As soon as the pod of a reservation fits on the node, the
 //! GPUs that it gets there are its place, as for a pod of a gang.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tessera_core::grant::PodGrant;
@@ -13,28 +13,79 @@ use tessera_core::node::NodeState;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
-use tessera_wire::tessera::reservation::{self, NodeReservation};
+use tessera_wire::tessera::reservation::{self, BadReservations, NodeReservation};
 
 use super::{GpuPod, ReadableNode, State, Timestamp};
 
-/// The reservations of each node that has any, ended or not.
-pub(super) type NodeReservations = BTreeMap<NodeName, Vec<NodeReservation>>;
+/// The reservations of all nodes.
+#[derive(Debug, Default)]
+pub(super) struct NodeReservations {
+    /// The reservations of each node that has any, ended or not.
+    by_node: BTreeMap<NodeName, Vec<NodeReservation>>,
+    /// The nodes whose annotation cannot be read, with its value and the reason.
+    unreadable: BTreeMap<NodeName, (String, String)>,
+    /// The unreadable nodes that [`State::take_unreadable_reservations`] has not returned yet.
+    unreported: BTreeSet<NodeName>,
+}
+
+impl NodeReservations {
+    /// Returns whether no node has reservations.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_node.is_empty()
+    }
+}
 
 impl State {
     /// Replaces the reservations of a node by those of its annotations. An annotation that cannot be parsed reserves
-    /// nothing; `kubectl inspect gpu` reports it.
+    /// nothing.
     pub(super) fn set_node_reservations(&mut self, node: &NodeName, annotations: &BTreeMap<String, String>) {
-        let found = reservation::parse(annotations).unwrap_or_default();
-        if found.is_empty() && !self.node_reservations.contains_key(node) {
+        let found = reservation::parse(annotations);
+        self.record_unreadable_reservations(node, annotations, found.as_ref().err());
+        let found = found.unwrap_or_default();
+        if found.is_empty() && !self.node_reservations.by_node.contains_key(node) {
             return;
         }
-        let known = self.node_reservations.remove(node).unwrap_or_default();
+        let known = self.node_reservations.by_node.remove(node).unwrap_or_default();
         for gone in known.iter().filter(|known| !found.contains(known)) {
             self.view.cancel_reservation(&gone.ledger_name(node));
         }
         if !found.is_empty() {
-            self.node_reservations.insert(node.clone(), found);
+            self.node_reservations.by_node.insert(node.clone(), found);
         }
+    }
+
+    /// Records whether the annotation of a node can be read. Each unreadable value is reported once.
+    fn record_unreadable_reservations(
+        &mut self,
+        node: &NodeName,
+        annotations: &BTreeMap<String, String>,
+        error: Option<&BadReservations>,
+    ) {
+        let known = &mut self.node_reservations;
+        let Some(error) = error else {
+            if known.unreadable.remove(node).is_some() {
+                known.unreported.remove(node);
+            }
+            return;
+        };
+        let value = annotations.get(reservation::KEY).map_or("", String::as_str);
+        if known.unreadable.get(node).is_some_and(|(seen, _)| seen == value) {
+            return;
+        }
+        known.unreadable.insert(node.clone(), (value.to_owned(), error.to_string()));
+        known.unreported.insert(node.clone());
+    }
+
+    /// Returns the nodes whose reservations cannot be read, with the reason. A node is returned again only after its
+    /// annotation has changed.
+    pub fn take_unreadable_reservations(&mut self) -> Vec<(NodeName, String)> {
+        let known = &mut self.node_reservations;
+        let unreported = std::mem::take(&mut known.unreported);
+        let reason = |node: NodeName| {
+            let (_, reason) = known.unreadable.get(&node)?;
+            Some((node, reason.clone()))
+        };
+        unreported.into_iter().filter_map(reason).collect()
     }
 
     /// Keeps what is free of the reserved GPUs, and gives up what has ended.
@@ -45,7 +96,8 @@ impl State {
         let listed = |(node, all): (&NodeName, &Vec<NodeReservation>)| {
             all.iter().map(|one| (node.clone(), one.clone())).collect::<Vec<_>>()
         };
-        let all: Vec<(NodeName, NodeReservation)> = self.node_reservations.iter().flat_map(listed).collect();
+        let all: Vec<(NodeName, NodeReservation)> =
+            self.node_reservations.by_node.iter().flat_map(listed).collect();
         for (node, reservation) in all {
             let name = reservation.ledger_name(&node);
             let known = self.ledger().reservation(&name).and_then(|known| known.places.into_iter().next());
@@ -143,13 +195,13 @@ impl State {
         let waits = |uid: &str| self.pod(&PodUid(uid.to_owned())).is_some_and(|pod| pod.node.is_none());
         let is_wanted =
             move |one: &&NodeReservation| one.pod.as_ref().is_none_or(|pod| waits(pod.uid.as_str()));
-        let all = self.node_reservations.get(node).into_iter().flatten();
+        let all = self.node_reservations.by_node.get(node).into_iter().flatten();
         all.filter(|one| one.until_seconds() > self.event_unix_seconds).filter(is_wanted)
     }
 
     /// Describes the reservation for a waiting pod.
     pub(crate) fn describe_reserved(&self, uid: &PodUid) -> Option<String> {
-        let (node, reservation) = self.node_reservations.iter().find_map(|(node, all)| {
+        let (node, reservation) = self.node_reservations.by_node.iter().find_map(|(node, all)| {
             let is_own = |one: &&NodeReservation| one.pod.as_ref().is_some_and(|pod| pod.uid == uid.0);
             Some((node, all.iter().find(is_own)?))
         })?;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tessera_core::claim::Replacement;
 use tessera_core::units::GpuIndex;
 use tessera_scheduler::dashboard::AgentReader;
+use tessera_scheduler::metrics::Metrics;
 use tessera_scheduler::run::Membership;
 use tessera_scheduler::state::{
     ClaimOutcome, ClaimPlan, ClaimRefusal, SchedulerSettings, State, StateEvent, Timestamp, WatchEvent,
@@ -12,6 +13,7 @@ use tessera_scheduler::state::{
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_sim::apiserver::ApiServer;
 use tessera_wire::foreign::dra::ResourceClaim;
+use tessera_wire::metrics::Format;
 
 use crate::fixtures::*;
 use crate::server::{Replica, eventually};
@@ -271,6 +273,29 @@ fn a_pod_whose_gpus_a_claim_holds_counts_once() {
     set_pod(&mut state, &pod);
     assert_eq!(filter(&state, &whole("next", 1), &["n"]).node_names.unwrap_or_default(), ["n"]);
     assert_eq!(filter(&state, &whole("large", 2), &["n"]).node_names.unwrap_or_default(), [""; 0]);
+}
+
+#[test]
+fn pods_are_mapped_to_the_gpus_of_their_claims() {
+    let mut state = state_with(&[node("n", 3, "GiB")]);
+    show(&mut state, &allocated("shared", 30, "n", &[1], &["p", "q"]));
+    show(&mut state, &waiting("later", 1, 100));
+    let page = |state: &State| {
+        let page = Metrics::default().text(Some(state), Format::Plain);
+        page.lines().filter(|line| line.starts_with("pod_and_gpu_map_info{")).map(str::to_owned).collect()
+    };
+    let series = |gpu: u8, pod: &str| {
+        format!(
+            r#"pod_and_gpu_map_info{{gpu_id="GPU-n-{gpu}",gpu_model="T4",namespace="team",node="n",pod_name="{pod}"}} 1"#
+        )
+    };
+    let shown: Vec<String> = page(&state);
+    assert_eq!(shown, [series(1, "p"), series(1, "q")]);
+    show(&mut state, &allocated("later", 100, "n", &[2], &["late"]));
+    let shown: Vec<String> = page(&state);
+    assert_eq!(shown, [series(1, "p"), series(1, "q"), series(2, "late")]);
+    let by_node = tessera_scheduler::metrics::text_by_node(&state, Format::Plain);
+    assert!(by_node.contains(r#"n_info{gpu_id="GPU-n-2""#), "{by_node}");
 }
 
 proptest! {

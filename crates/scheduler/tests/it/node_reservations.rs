@@ -99,6 +99,29 @@ fn a_reservation_ends_with_its_time_its_pod_or_its_annotation() {
 }
 
 #[test]
+fn each_value_that_cannot_be_read_is_reported_once() {
+    let wrong = |text: &str| {
+        let mut node = node("a", 2, "GiB");
+        node["metadata"]["annotations"]["tessera.dev/reservations"] = text.into();
+        node
+    };
+    let no_time = r#"[{"name": "r", "owner": "jane", "until": "soon", "gpus": []}]"#;
+    let mut state = state(&[wrong("nonsense")]);
+    let mut reported = |change: Option<Value>| {
+        change.iter().for_each(|node| set_node(&mut state, node));
+        let reasons = state.take_unreadable_reservations();
+        reasons.into_iter().map(|(node, reason)| format!("{node}: {reason}")).collect::<Vec<_>>()
+    };
+    let first = reported(None);
+    assert_eq!(first.len(), 1);
+    assert!(first[0].starts_with("a: annotation tessera.dev/reservations is not understood"), "{first:?}");
+    assert_eq!(reported(Some(wrong("nonsense"))), [""; 0], "a heartbeat does not change the value");
+    assert!(reported(Some(wrong(no_time)))[0].contains(r#"the end "soon" of reservation "r""#));
+    assert_eq!(reported(Some(node("a", 2, "GiB"))), [""; 0]);
+    assert_eq!(reported(Some(wrong(no_time))).len(), 1, "the value was away in between");
+}
+
+#[test]
 fn the_pod_may_go_elsewhere() {
     let large = whole("large", 2);
     let mut state = state(&[reserving("a", Some(&large), &[0, 1]), node("b", 2, "GiB")]);

@@ -2,7 +2,9 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use super::{command, mistakes::kubeconfig_without_server, tessera};
 
@@ -57,6 +59,44 @@ fn port_0_is_replaced_by_the_actual_port() {
     assert!(page(&agent, "answering probes", "/healthz").contains("ok"));
     let open = [&agent[..], &["--pages-access", "open"]].concat();
     assert!(page(&open, "serving pages ", "/version").contains("\"version\""));
+}
+
+/// A unit with `Type=notify` counts as started after the notification, so an agent that cannot serve must not send it.
+#[test]
+fn the_service_manager_is_notified_when_the_agent_serves() {
+    let (kubeconfig, folder) = (kubeconfig_without_server(), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).unwrap();
+    let (grants, file) = (folder.path().join("grants"), folder.path().join("file"));
+    std::fs::write(&file, "").unwrap();
+    let agent = |grants: &std::path::Path| {
+        let mut command = command(&["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt"]);
+        command.args(["--listen", "127.0.0.1:0", "--pages-access", "open", "--probes-listen", "off"]);
+        command.arg("--kubeconfig").arg(kubeconfig.path()).arg("--kubelet-root").arg(folder.path());
+        command.arg("--grants").arg(grants).env("NOTIFY_SOCKET", &socket).stdout(Stdio::null());
+        command
+    };
+    let failed = agent(&file).output().unwrap();
+    let error = String::from_utf8_lossy(&failed.stderr);
+    assert!(error.contains("cannot create the directory"), "{error}");
+    manager.set_nonblocking(true).unwrap();
+    let mut buffer = [0; 32];
+    assert!(manager.recv(&mut buffer).is_err(), "an agent without a directory for grants is not ready");
+
+    manager.set_nonblocking(false).unwrap();
+    // Only a broken agent exceeds this time.
+    manager.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    let mut running = Running(agent(&grants).stderr(Stdio::piped()).spawn().unwrap());
+    let length = manager.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"READY=1");
+    let lines = BufReader::new(running.0.stderr.take().unwrap()).lines();
+    let line = lines.map(Result::unwrap).find(|line| line.contains("serving pages ")).unwrap();
+    let address = line.split_once("http://").unwrap().1.split('/').next().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /version HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
 }
 
 /// Starts the program with variables of the environment, and returns what it logs until a line contains `last`.

@@ -108,7 +108,9 @@ impl InjectionSettings {
         }
         if container.dialect == Dialect::Vcuda || self.is_plain_runtime {
             let is_whole = container.grant.holds.iter().all(|(_, hold)| *hold == Hold::Whole);
-            self.add_nodes(&mut response, paths.into_iter().chain(self.extra_devices.iter().cloned()));
+            self.add_nodes(&mut response, paths.into_iter());
+            // They are not the GPUs', so neither CDI nor simulated GPUs replace them.
+            response.devices.extend(device_specs(self.extra_devices.iter().cloned()));
             self.add_driver(&mut response, is_whole);
         }
         response

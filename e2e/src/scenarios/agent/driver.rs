@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume, VolumeMount};
 use kube::api::LogParams;
+use serde_json::json;
 
 use super::{
     pods::{Container, asking},
@@ -23,12 +24,16 @@ const PROGRAM: &str = "#include <stdio.h>\nconst char *nvmlVersion(void);\nint m
 /// The test pod of gpu-manager's documentation runs this program.
 const SCRIPT: &str = "/usr/local/nvidia/bin/nvidia-smi; exec sleep 100000";
 
+/// A device of every host that containers do not get by themselves.
+const EXTRA_DEVICE: &str = "/dev/fuse";
+
 pub(super) async fn run(harness: &Harness) -> Result<()> {
     let (host, driver) = (harness.state("host")?, harness.state("driver")?.join("nvidia"));
     install(&host, "580.95")?;
-    let flags =
-        [format!("--driver-root={}", host.display()), format!("--driver-directory={}", driver.display())];
-    let stage = Stage::start_with(harness, "auto", &flags).await?;
+    let of_gpu_manager = files_of_gpu_manager(harness)?;
+    let stage = Stage::start_with(harness, "auto", &[format!("--driver-root={}", host.display())]).await?;
+    let directory = [format!("--driver-directory={}", driver.display())];
+    restart_with(&stage, &directory).await?;
     let shares = [("whole", "100", "0"), ("share", "30", "4")];
     for (name, compute_percent, blocks) in shares {
         stage.create_bound(pod(name, compute_percent, blocks)?, &[("main", &[0])]).await?;
@@ -41,16 +46,51 @@ pub(super) async fn run(harness: &Harness) -> Result<()> {
     stage.create_bound(pod("running", "30", "4")?, &[("main", &[0])]).await?;
     prints(&stage, "running", "driver 580.95").await?;
     install(&host, "590.10")?;
-    stage.agent.kill()?;
-    stage.agent.start_again()?;
-    stage.wait_until_served().await?;
+    restart_with(&stage, &directory).await?;
     stage.create_bound(pod("new", "30", "4")?, &[("main", &[0])]).await?;
     prints(&stage, "new", "driver 590.10").await?;
     let old = driver.with_extension("old").join("lib64/libnvidia-ml.so.580.95");
     ensure!(old.exists(), "the running container has lost its driver: {} is missing", old.display());
     harness
         .note("after an update of the driver new containers get the new one, and running ones keep theirs");
-    stage.delete_all().await
+    stage.delete_all().await?;
+
+    restart_with(&stage, &of_gpu_manager).await?;
+    for ((name, compute_percent, blocks), volume) in shares.into_iter().zip(["origin", "nvidia"]) {
+        let script = format!(
+            "/usr/local/nvidia/bin/nvidia-smi; test -c {EXTRA_DEVICE} && echo has the device; \
+             grep -c /volumes/{volume} /proc/self/mountinfo; exec sleep 100000"
+        );
+        let name = format!("{name}-of-gpu-manager");
+        stage.create_bound(running(&name, &script, compute_percent, blocks)?, &[("main", &[0])]).await?;
+        prints(&stage, &name, "driver 590.10\nhas the device\n1").await?;
+        stage.delete(&name).await?;
+    }
+    harness.note("with gpu-manager's files containers get their volume and the extra device");
+    Ok(())
+}
+
+/// Starts the agent again with more flags.
+async fn restart_with(stage: &Stage, flags: &[String]) -> Result<()> {
+    stage.agent.kill()?;
+    stage.agent.start_again_with(flags)?;
+    stage.wait_until_served().await
+}
+
+/// Writes gpu-manager's files, with a volume for containers with shares and one for whole GPUs. Returns the flags that
+/// name them.
+fn files_of_gpu_manager(harness: &Harness) -> Result<[String; 2]> {
+    let (files, base) = (harness.state("gpu-manager")?, harness.state("volumes")?);
+    let components = json!({ "binaries": ["nvidia-smi"], "libraries": ["libnvidia-ml.so"] });
+    let volume = |name: &str| json!({ "name": name, "base": base, "mode": "ro", "components": components });
+    let write = |name: &str, content: serde_json::Value| -> Result<String> {
+        let file = files.join(name);
+        fs::write(&file, content.to_string())?;
+        Ok(file.display().to_string())
+    };
+    let volumes = write("volume.conf", json!({ "volume": [volume("nvidia"), volume("origin")] }))?;
+    let extra = write("extra-config.json", json!({ "default": { "devices": [EXTRA_DEVICE] } }))?;
+    Ok([format!("--volume-config={volumes}"), format!("--extra-config={extra}")])
 }
 
 /// Installs a driver in a directory that stands for the root of a host.
@@ -81,13 +121,17 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns a pod with the C library of this host and nothing of a driver.
 fn pod(name: &str, compute_percent: &str, blocks: &str) -> Result<Pod> {
+    running(name, SCRIPT, compute_percent, blocks)
+}
+
+/// Returns a pod with the C library of this host and nothing of a driver.
+fn running(name: &str, script: &str, compute_percent: &str, blocks: &str) -> Result<Pod> {
     let mut resources = vec![("tencent.com/vcuda-core", compute_percent)];
     if blocks != "0" {
         resources.push(("tencent.com/vcuda-memory", blocks));
     }
-    let mut pod = asking(name, &[Container::running("main", SCRIPT, &resources)]);
+    let mut pod = asking(name, &[Container::running("main", script, &resources)]);
     let folders = [
         ("loader", "/usr/lib64", "/lib64"),
         ("libraries", "/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"),

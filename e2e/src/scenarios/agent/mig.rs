@@ -81,19 +81,27 @@ async fn run(stage: &Stage, name: &str, resource: &str, expected: &str) -> Resul
     Ok(())
 }
 
-/// Checks what `tessera inventory` prints with a driver whose GPU is in MIG mode.
+/// Checks what `tessera inventory` prints with drivers that report MIG instances or a pending reset.
 fn found_by_nvml(harness: &Harness) -> Result<()> {
-    let directory = harness.state("driver-in-mig-mode")?;
+    let directory = harness.state("simulated-driver")?;
     fs::copy(harness.for_containers("libsimulated_driver.so")?, directory.join("libnvidia-ml.so.1"))?;
-    let output = harness
-        .tessera()?
-        .argument("inventory")
-        .environment("LD_LIBRARY_PATH", directory.display().to_string())
-        .environment("SIMULATED_MIG", "1g.10gb,2g.20gb")
-        .command()
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let inventory = |variable: &str, value: &str| -> Result<String> {
+        let output = harness
+            .tessera()?
+            .argument("inventory")
+            .environment("LD_LIBRARY_PATH", directory.display().to_string())
+            .environment(variable, value)
+            .command()
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        Ok(text)
+    };
+    let text = inventory("SIMULATED_PENDING_RESET", "1")?;
+    let line = "NVIDIA Simulated, 81920 MiB, /dev/nvidia0, PCI , NUMA node unknown, awaiting a reset for retired memory";
+    ensure!(text.contains(line), "{line:?} is missing in:\n{text}");
+    harness.note("retired memory that waits for a reset is found through NVML");
+    let text = inventory("SIMULATED_MIG", "1g.10gb,2g.20gb")?;
     for line in [
         "NVIDIA Simulated, 81920 MiB, /dev/nvidia0, PCI , NUMA node unknown, in MIG mode",
         "  MIG 1g.10gb: MIG-73696d75-6c61-7465-642d-6d6967000000, 10240 MiB, GPU instance 7, compute instance 0 /dev/nvidia0",

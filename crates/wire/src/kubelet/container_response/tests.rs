@@ -88,7 +88,7 @@ fn vcuda_gets_device_nodes_by_minor_number_and_annotations() {
     let response = response(&full, Dialect::Vcuda, &[(0, share)]);
     assert_eq!(response.mounts[0].host_path, "/etc/gpu-manager/vdriver/nvidia");
     let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
-    assert_eq!(paths, ["/dev/nvidia3", "/dev/infiniband/uverbs0", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
+    assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0"]);
     assert_eq!(response.annotations["tencent.com/vcuda-core"], "30");
     assert_eq!(response.annotations["tencent.com/vcuda-memory"], "8053063680");
     assert_eq!(response.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
@@ -129,4 +129,21 @@ fn cdi_replaces_device_nodes_and_the_environment() {
     assert_eq!(response.cdi_devices[0].name, "nvidia.com/gpu=GPU-2");
     assert_eq!(response.envs["NVIDIA_VISIBLE_DEVICES"], "void");
     assert!(response.devices.is_empty());
+}
+
+#[test]
+fn extra_devices_do_not_depend_on_the_nodes_of_gpus() {
+    let extra_devices = vec!["/dev/infiniband/uverbs0".to_owned()];
+    for cdi_kind in [None, Some("nvidia.com/gpu".to_owned())] {
+        let device_nodes = cdi_kind.is_some();
+        let extra_devices = extra_devices.clone();
+        let settings =
+            InjectionSettings { cdi_kind, device_nodes, extra_devices, ..InjectionSettings::default() };
+        let paths = |dialect| {
+            let response = response(&settings, dialect, &[(2, Hold::Whole)]);
+            response.devices.into_iter().map(|device| device.host_path).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(Dialect::Vcuda), ["/dev/infiniband/uverbs0"]);
+        assert_eq!(paths(Dialect::Gputopology), [""; 0], "gpu-manager serves vcuda containers only");
+    }
 }
