@@ -16,9 +16,9 @@ pub use self::{
     container_index::{Consumer, ContainerIndex, ContainerKey},
     meter::{GpuMeter, Meter, Observation, ShareReport, ShareReports, Tally},
     snapshot::{
-        ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, ShareSnapshot, Snapshot,
-        Sources, UnknownUse,
+        ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, Room, ShareSnapshot,
+        Snapshot, Sources, UnknownUse,
     },
-    split::{Split, TimeSplit, split_memory, split_time},
+    split::{Fractions, MemorySplit, TimeSplit, split_memory, split_time},
     usage::{GpuManagerUsage, gpu_manager_usage, node_use},
 };

@@ -192,11 +192,6 @@ async fn view_by_scheduler(
         return Ok(ExitCode::SUCCESS);
     }
     let node = view.selection.node.as_ref().map(|node| format!("/{node}")).unwrap_or_default();
-    // An extender of another project does not know MIG instances and reservations.
-    let survey = match context.plugin == Plugin::Gpu && view.details && view.output.is_none() {
-        true => endpoint::survey(endpoint, &view.selection).await.ok(),
-        false => None,
-    };
     let text = match context.plugin {
         Plugin::Gpu => {
             let detail = if view.details || view.output.is_some() { "?detail=true" } else { "" };
@@ -207,7 +202,15 @@ async fn view_by_scheduler(
             match view.output {
                 Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&found, form)?,
                 Some(OutputFormat::Name) => names(found.nodes.into_iter().map(|node| node.name)),
-                _ if view.details => show::topology::details(&found, survey.as_ref()),
+                _ if view.details => {
+                    // An extender of another project does not know MIG instances and reservations.
+                    let survey = endpoint::survey(endpoint, &view.selection).await.inspect_err(|error| {
+                        eprintln!(
+                            "warning: MIG instances and reservations are unknown and not shown: {error:#}"
+                        );
+                    });
+                    show::topology::details(&found, survey.as_ref().ok())
+                }
                 _ => show::topology::summary(&found, !view.no_headers),
             }
         }
@@ -346,10 +349,6 @@ const PIPED_COLUMNS: usize = 100;
 
 async fn overview(source: &SourceOptions, options: &Overview, context: Context) -> Result<ExitCode> {
     let (_, survey) = cluster(source, &options.selection).await?;
-    if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
-        problem?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let typed = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     let form = OverviewForm {
         columns: context.columns.or(typed).unwrap_or(PIPED_COLUMNS),
@@ -357,6 +356,11 @@ async fn overview(source: &SourceOptions, options: &Overview, context: Context) 
         now_seconds: load::now_seconds(),
         paint: context.paint,
     };
+    if let Some(problem) = report_empty(&survey, &options.selection, Plugin::Gpu) {
+        problem?;
+        print(&show::overview::waiting_pods(&survey, form));
+        return Ok(ExitCode::SUCCESS);
+    }
     print(&show::overview::overview(&survey, form));
     Ok(ExitCode::SUCCESS)
 }
@@ -441,11 +445,17 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
             Some(form) => document::print(&usage, form)?,
             None => show::top::table(&usage, order, !options.no_headers, context),
         };
+        let text = if form.is_some() { text } else { context.fitted(&text) };
+        match refresh {
+            true => redraw(&text, context),
+            false => print(&text),
+        }
+        for (node, error) in usage.silent().filter(|_| form.is_none() && order.lists_containers()) {
+            eprintln!("warning: node {node}: the use of its containers is unknown: {error}");
+        }
         if !refresh {
-            print(&if form.is_some() { text } else { context.fitted(&text) });
             return Ok(ExitCode::SUCCESS);
         }
-        redraw(&context.fitted(&text), context);
         tokio::time::sleep(Duration::from_secs(options.interval)).await;
     }
 }

@@ -31,4 +31,9 @@ impl ClusterUse {
         };
         Self { nodes: answers.into_iter().map(node).collect() }
     }
+
+    /// Returns the nodes without measurements, with the error of their agents.
+    pub(crate) fn silent(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.nodes.iter().filter_map(|row| Some((row.node.as_str(), row.error.as_deref()?)))
+    }
 }

@@ -196,7 +196,7 @@ async fn listen_with_tls(
     let server = planned.server.unwrap_or_default();
     let pem = TlsPem { certificate: server.certificate, key: server.key, authority: server.authority };
     let tls = Tls::for_client(pem, CLIENT_NAME)?;
-    app.metrics.set_certificates(tls.clone());
+    app.metrics.set_certificates("verbs", tls.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(DemoError::io("listen with TLS"))?;
     Ok((listener, verbs(Arc::clone(app), BODY_LIMIT), VERBS, Some(tls)))
 }

@@ -67,6 +67,28 @@ async fn small_clusters_show_every_step_or_say_why_not() {
     }
 }
 
+/// A cluster with many nodes shows every step, too: no line of it says FAILED.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_clusters_show_every_step() {
+    for nodes in [21, 200] {
+        let options = DemoOptions {
+            nodes,
+            pods_per_second: Some(5.0),
+            speed: 10.0,
+            duration: Some(Duration::ZERO),
+            ..options()
+        };
+        let said = std::sync::Mutex::new(String::new());
+        let say = |text: &str| said.lock().unwrap().push_str(text);
+        let report = run(options, say, std::future::pending()).await.unwrap();
+        let shown = serde_json::to_string_pretty(&report).unwrap();
+        let said = said.into_inner().unwrap();
+        assert!(!said.contains("FAILED"), "{nodes} nodes: {said}");
+        assert!(report.is_good(), "{nodes} nodes: {shown}");
+        assert!(!report.steps.iter().any(|step| step.detail.starts_with("not shown")), "{shown}");
+    }
+}
+
 /// Agents withdraw devices of GPUs that pods hold for long, so the nodes of later rounds offer less than those of the
 /// first.
 #[tokio::test(flavor = "multi_thread")]

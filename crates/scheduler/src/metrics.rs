@@ -7,13 +7,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Deref,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use tessera_core::claim::Replacement;
+use tessera_core::grant::PodGrant;
 use tessera_serve::Tls;
 use tessera_wire::foreign::pod_gpu_map::{PodGpuMap, PodOnGpu};
 use tessera_wire::metrics::{
@@ -38,8 +39,8 @@ pub struct Metrics {
     interrupted: Mutex<BTreeSet<&'static str>>,
     connected: AtomicBool,
     leading: AtomicBool,
-    /// Certificates of the verbs.
-    certificates: OnceLock<Tls>,
+    /// Certificates by the role of their listeners.
+    certificates: Mutex<BTreeMap<&'static str, Tls>>,
 }
 
 #[derive(Debug, Default)]
@@ -119,9 +120,10 @@ impl Metrics {
         self.leading.store(leads, Ordering::Relaxed);
     }
 
-    /// Reports when these certificates of the verbs expire, now and after they were replaced.
-    pub fn set_certificates(&self, certificates: Tls) {
-        self.certificates.get_or_init(|| certificates);
+    /// Reports when these certificates expire, now and after they were replaced. `role` says which listeners use them:
+    /// `verbs` or `webhook`.
+    pub fn set_certificates(&self, role: &'static str, certificates: Tls) {
+        lock(&self.certificates).insert(role, certificates);
     }
 
     /// Returns the page for Prometheus. The lock on the state is released before the page is
@@ -147,10 +149,17 @@ impl Metrics {
         if let Some(totals) = totals {
             totals.write(&mut page);
         }
-        let expiries = self.certificates.get().map(Tls::expiries).unwrap_or_default();
-        let ends: Vec<(String, u64)> =
-            expiries.iter().map(|end| (end.role.to_string(), end.unix_seconds)).collect();
-        certificate_expiry::write(&mut page, &none, ends.iter().map(|(role, end)| (role.as_str(), *end)));
+        let mut ends = Vec::new();
+        for (role, certificates) in lock(&self.certificates).iter() {
+            let own = certificates.expiries().into_iter();
+            ends.extend(
+                own.map(|end| (Labels::new(&[("role", role)]), end.role.to_string(), end.unix_seconds)),
+            );
+        }
+        certificate_expiry::write(
+            &mut page,
+            ends.iter().map(|(labels, certificate, end)| (labels, certificate.as_str(), *end)),
+        );
         page.finish()
     }
 
@@ -262,22 +271,29 @@ pub fn text_by_node(state: impl Deref<Target = State>, format: Format) -> String
     page.finish()
 }
 
-/// Returns the pods of the cluster with the GPUs they hold.
+/// Returns the pods of the cluster with the GPUs they hold, by themselves or by claims.
 fn pods_on_gpus(state: &State) -> PodGpuMap {
     let mut pairs = PodGpuMap::default();
-    for (uid, pod) in state.gpu_pods() {
-        let Some(grant) = state.ledger().grant(uid) else { continue };
-        let Some(node) = state.ledger().node(&grant.node) else { continue };
+    let mut insert = |grant: &PodGrant, namespace: &str, pod: &str| {
+        let Some(node) = state.ledger().node(&grant.node) else { return };
         for (index, _) in grant.containers.iter().flat_map(|container| &container.holds) {
             let Some(gpu) = node.node().gpu(*index) else { continue };
             pairs.insert(PodOnGpu {
                 gpu_uuid: &gpu.uuid.0,
                 gpu_model: &gpu.model.0,
-                namespace: &pod.namespace,
+                namespace,
                 node: &grant.node.0,
-                pod: &pod.name,
+                pod,
             });
         }
+    };
+    for (uid, pod) in state.gpu_pods() {
+        if let Some(grant) = state.ledger().grant(uid) {
+            insert(grant, &pod.namespace, &pod.name);
+        }
+    }
+    for (grant, namespace, pods) in state.claim_holders() {
+        pods.for_each(|pod| insert(grant, namespace, &pod.name));
     }
     pairs
 }

@@ -6,6 +6,7 @@
 
 mod extender;
 mod queue;
+mod reports;
 mod snapshot;
 mod worker;
 
@@ -16,6 +17,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::extender::Extender;
+pub use self::reports::REPORTS;
 use self::worker::Worker;
 use crate::apiserver::ApiServer;
 use crate::http::HttpError;

@@ -13,7 +13,7 @@ use tessera_node::gpus::{GpuMemory, MigInstance, Sensors};
 use tessera_serve::CertificateExpiry;
 use tessera_wire::foreign::dialect::Dialect;
 
-use super::{ContainerKey, ShareReport, Split, Tally};
+use super::{ContainerKey, MemorySplit, ShareReport, Tally, TimeSplit};
 use crate::controller::Escape;
 
 /// State of a node at one moment.
@@ -57,12 +57,8 @@ pub struct GpuSnapshot {
     pub info: Gpu,
     /// PCI address.
     pub pci: String,
-    /// Compute without a grant.
-    pub free_compute: Percent,
-    /// Memory without a grant.
-    pub free_memory: MiB,
-    /// True if grants exceed the capacity of the GPU.
-    pub overbooked: bool,
+    /// What the grants leave, or `None` while the kubelet or the API server has not listed the pods.
+    pub room: Option<Room>,
     /// Last sample, or `None` if it failed or is too old.
     pub reading: Option<GpuReading>,
     /// Usage so far.
@@ -89,6 +85,17 @@ pub struct GpuSnapshot {
     pub xids: BTreeMap<u64, (u64, f64)>,
 }
 
+/// What the grants on a GPU leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Compute without a grant.
+    pub compute: Percent,
+    /// Memory without a grant.
+    pub memory: MiB,
+    /// True if grants exceed the capacity of the GPU.
+    pub overbooked: bool,
+}
+
 /// Values of one sample of a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct GpuReading {
@@ -97,17 +104,17 @@ pub struct GpuReading {
     /// Memory of the GPU.
     pub memory: Option<GpuMemory>,
     /// Division of the used memory, or `None` if the processes are not known.
-    pub used: Option<Split<u64>>,
+    pub used: Option<MemorySplit>,
     /// Division of the busy time of the last interval.
-    pub busy: Option<Split<f64>>,
+    pub busy: Option<TimeSplit>,
     /// Energy in millijoules since the driver was loaded.
     pub energy: Option<u64>,
     /// Other measurements.
     pub sensors: Sensors,
     /// MIG instances of the GPU.
     pub instances: Vec<MigInstance>,
-    /// PIDs of the processes on the GPU.
-    pub pids: BTreeSet<u32>,
+    /// PIDs of the processes on the GPU, or `None` if they are not known.
+    pub pids: Option<BTreeSet<u32>>,
 }
 
 /// State of one container.
@@ -140,16 +147,18 @@ pub struct ShareSnapshot {
     pub hold: Option<Hold>,
     /// Bytes that the container may use now, including what it may borrow, if that is limited.
     pub memory_limit: Option<u64>,
-    /// Reason why the use of the GPU by the container is unknown, or `None` if it is known.
-    pub unknown: Option<UnknownUse>,
+    /// Reason why the memory that the container uses is unknown, or `None` if it is known.
+    pub unknown_memory: Option<UnknownUse>,
+    /// Reason why the busy time of the container is unknown, or `None` if it is known.
+    pub unknown_time: Option<UnknownUse>,
     /// Bytes used by the container's processes, if known.
     pub used: Option<u64>,
     /// Fraction of the last interval in which the container's kernels ran, if known.
     pub busy: Option<f64>,
     /// Usage so far, if known.
     pub total: Option<Tally>,
-    /// PIDs of the container's processes.
-    pub pids: Vec<u32>,
+    /// PIDs of the container's processes, or `None` if they are not known.
+    pub pids: Option<Vec<u32>>,
     /// Number of these processes that use the GPU beyond what the container was granted.
     pub escaped_processes: usize,
     /// Totals that the library and the arbiter report.
@@ -159,7 +168,7 @@ pub struct ShareSnapshot {
 }
 
 /// Reason why it is unknown what a container uses of a GPU. Unknown use is not reported as zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnknownUse {
     /// The GPU was not sampled lately.
     GpuNotSampled,
@@ -169,6 +178,10 @@ pub enum UnknownUse {
     ProcessesHidden,
     /// The API server has not listed the pods, so that no process can be attributed to one.
     PodsUnknown,
+    /// The driver does not report the memory of the GPU or of one of the container's processes.
+    MemoryNotReported,
+    /// The driver does not report the busy time of processes.
+    TimeNotReported,
 }
 
 impl UnknownUse {
@@ -180,6 +193,8 @@ impl UnknownUse {
             Self::ProcessesNotListed => "processes-not-listed",
             Self::ProcessesHidden => "processes-hidden",
             Self::PodsUnknown => "pods-unknown",
+            Self::MemoryNotReported => "memory-not-reported",
+            Self::TimeNotReported => "time-not-reported",
         }
     }
 }

@@ -23,7 +23,7 @@ pub fn node_use(snapshot: &Snapshot) -> NodeUse {
             .reading
             .as_ref()
             .and_then(|reading| reading.busy.as_ref())
-            .map(|split| percent(split.whole)),
+            .map(|split| percent(split.all.whole)),
     });
     let share = |share: &ShareSnapshot| {
         let gpu = snapshot.gpus.get(share.gpu)?;
@@ -171,7 +171,7 @@ pub fn gpu_manager_usage(snapshot: &Snapshot) -> GpuManagerUsage {
                 card_idx: gpu.info.index.to_string(),
                 gpu: share.busy.map_or(0.0, percent),
                 mem: mebibytes(share.used.unwrap_or(0)),
-                pids: share.pids.clone(),
+                pids: share.pids.clone().unwrap_or_default(),
                 device_mem: mebibytes(gpu.info.memory.0 << 20),
             })
         };

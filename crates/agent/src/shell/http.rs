@@ -162,7 +162,7 @@ async fn tree(pages: &Pages) -> Result<String, StatusCode> {
     let activity = |gpu: &GpuSnapshot| {
         let Some(reading) = &gpu.reading else { return gpu_tree::GpuActivity::default() };
         gpu_tree::GpuActivity {
-            pids: reading.pids.iter().copied().collect(),
+            pids: reading.pids.iter().flatten().copied().collect(),
             used: MiB(reading.used_bytes().unwrap_or(0) >> 20),
         }
     };

@@ -448,3 +448,120 @@ fn serves_the_allocation_families_of_hami() {
     assert!(text.contains(&format!("\nhami_vgpu_memory_allocated_bytes{pod}")), "{text}");
     assert!(text.contains("\nvGPUCoreAllocated{podnamespace=\"team-b\""), "{text}");
 }
+
+/// Returns those of the families that have a series.
+fn present<'a>(text: &str, families: &[&'a str]) -> Vec<&'a str> {
+    families.iter().copied().filter(|family| text.contains(&format!("\n{family}{{"))).collect()
+}
+
+/// Without the lists of the kubelet and of the API server, no grant is known, so nothing is free or overbooked.
+#[test]
+fn free_capacity_is_absent_until_the_grants_are_known() {
+    const FAMILIES: [&str; 10] = [
+        "tessera_gpu_granted_ratio",
+        "tessera_gpu_allocatable_ratio",
+        "tessera_gpu_allocatable_compute_ratio",
+        "tessera_gpu_allocatable_memory_bytes",
+        "tessera_gpu_overbooked",
+        "hami_gpu_memory_allocated_bytes",
+        "hami_gpu_core_allocated_ratio",
+        "hami_gpu_shared_count",
+        "hami_node_gpu_overview",
+        "nodeGPUMemoryPercentage",
+    ];
+    for (kubelet, pods) in [(true, true), (false, true), (true, false), (false, false)] {
+        let mut stage = busy_node();
+        (stage.view.listed, stage.view.pods_known) = (kubelet, pods);
+        let text = families::metrics(&stage.snapshot(), &everything(), Format::Plain);
+        let expected = if kubelet && pods { FAMILIES.to_vec() } else { Vec::new() };
+        assert_eq!(present(&text, &FAMILIES), expected, "kubelet {kubelet}, pods {pods}");
+        assert_eq!(present(&text, &["hami_gpu_memory_limit_bytes", "tessera_gpu_info"]).len(), 2);
+    }
+}
+
+/// A node with a container on GPU 0 that runs processes 100 and 101.
+fn two_processes() -> Stage {
+    let mut stage = Stage::new(1);
+    stage.pod(1, "team", "train", &[share(0, 100, 81_920)]);
+    stage.process(100, 0, Some(8192), 60);
+    stage.process(101, 0, Some(1024), 30);
+    stage.in_pod(100, "python3", 1);
+    stage.in_pod(101, "python3", 1);
+    stage.fill_ledger();
+    stage
+}
+
+/// Returns the page after two samples with this change, and checks the reasons for unknown use.
+fn page_with(reasons: &[&str], change: impl Fn(&mut GpuSample)) -> String {
+    let mut stage = two_processes();
+    stage.sample_with(|_, sample| change(sample));
+    stage.sample_with(|_, sample| change(sample));
+    let text = families::metrics(&stage.snapshot(), &everything(), Format::Plain);
+    let found = Text::parse(&text, Format::Plain).sums("tessera_container_usage_unknown", "reason");
+    assert_eq!(found.into_keys().collect::<Vec<_>>(), reasons);
+    text
+}
+
+const MEMORY: &str = "tessera_container_memory_used_bytes";
+const BUSY: [&str; 4] = [
+    "tessera_container_busy_ratio",
+    "tessera_container_busy_seconds_total",
+    "tessera_container_last_busy_timestamp_seconds",
+    "container_gpu_utilization",
+];
+const PROCESSES: [&str; 2] = ["tessera_gpu_processes", "tessera_container_processes"];
+
+/// Returns the bytes of each part of the remainder.
+fn remainder(text: &str) -> Vec<(String, u64)> {
+    let parts = Text::parse(text, Format::Plain).sums("tessera_gpu_memory_remainder_bytes", "part");
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers of bytes")]
+    parts.into_iter().map(|(part, bytes)| (part, bytes as u64 >> 20)).collect()
+}
+
+fn parts<const N: usize>(expected: [(&str, u64); N]) -> Vec<(String, u64)> {
+    expected.map(|(part, mib)| (part.to_owned(), mib)).to_vec()
+}
+
+#[test]
+fn what_the_driver_does_not_report_is_absent_with_its_reason() {
+    let text = page_with(&[], |_| {});
+    assert_eq!((present(&text, &BUSY), present(&text, &PROCESSES)), (BUSY.to_vec(), PROCESSES.to_vec()));
+    assert_eq!(remainder(&text), parts([("driver", 64), ("host", 0), ("unknown", 0)]));
+
+    let text = page_with(&["processes-not-listed"], |sample| sample.processes = None);
+    assert_eq!((present(&text, &PROCESSES), present(&text, &[MEMORY])), (vec![], vec![]));
+    assert_eq!(present(&text, &["tessera_gpu_memory_remainder_bytes"]), [""; 0]);
+
+    // The whole GPU is busy, and the driver does not say with which processes.
+    let text = page_with(&["time-not-reported"], |sample| sample.work.processes = None);
+    assert_eq!((present(&text, &BUSY), present(&text, &[MEMORY])), (vec![], vec![MEMORY]));
+    assert!(text.contains("\ntessera_gpu_busy_seconds_total{"), "{text}");
+    assert_eq!(present(&text, &["tessera_process_busy_ratio"]), [""; 0]);
+
+    // The rest of the memory may be the driver's or that of process 101.
+    let text = page_with(&["memory-not-reported"], |sample| {
+        sample
+            .processes
+            .as_mut()
+            .unwrap()
+            .iter_mut()
+            .filter(|process| process.pid == 101)
+            .for_each(|process| process.bytes = None);
+    });
+    assert_eq!((present(&text, &BUSY), present(&text, &[MEMORY])), (BUSY.to_vec(), vec![]));
+    assert_eq!(remainder(&text), parts([("host", 0), ("unknown", 8192 + 1024 + 64)]));
+
+    let text = page_with(&["memory-not-reported"], |sample| sample.memory = None);
+    assert_eq!((present(&text, &PROCESSES), present(&text, &[MEMORY])), (PROCESSES.to_vec(), vec![]));
+}
+
+/// Without `hostPID` the driver may list no process at all.
+#[test]
+fn memory_of_hidden_processes_is_not_that_of_the_driver() {
+    let mut stage = two_processes();
+    stage.sample_with(|_, sample| sample.processes = Some(Vec::new()));
+    stage.sample_with(|_, sample| sample.processes = Some(Vec::new()));
+    let text = families::metrics(&stage.snapshot_with(false), &everything(), Format::Plain);
+    assert_eq!(remainder(&text), parts([("unknown", 8192 + 1024 + 64)]));
+    assert_eq!(present(&text, &PROCESSES), [""; 0]);
+}

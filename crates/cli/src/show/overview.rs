@@ -100,6 +100,13 @@ pub(crate) fn overview(survey: &Survey, form: OverviewForm) -> String {
     text.lines().map(|line| cut(line, form.columns) + "\n").collect()
 }
 
+/// Formats the waiting pods, which a cluster without GPUs can have too. No line is wider than the terminal.
+pub(crate) fn waiting_pods(survey: &Survey, form: OverviewForm) -> String {
+    let mut text = String::new();
+    waiting(&mut text, &survey.waiting, form);
+    text.trim_start().lines().map(|line| cut(line, form.columns) + "\n").collect()
+}
+
 /// Sums over GPUs. GPUs and nodes that take no new pods have nothing free.
 #[derive(Default)]
 struct Totals {

@@ -23,6 +23,13 @@ pub(crate) struct Order {
     pub(crate) rows: Option<usize>,
 }
 
+impl Order {
+    /// Returns whether the table lists only containers, so that a node without an answer has no line.
+    pub(crate) fn lists_containers(self) -> bool {
+        self.sort.is_some() || self.rows.is_some()
+    }
+}
+
 /// Columns with names, which are cut on a narrow terminal: the node, the pod and the container.
 const NAMES: [usize; 3] = [0, 2, 3];
 
@@ -32,7 +39,7 @@ pub(crate) fn table(usage: &ClusterUse, order: Order, headers: bool, context: Co
     if headers {
         text.push_str("NODE\tGPU\tPOD\tCONTAINER\tBUSY\tGRANTED\tMEMORY(MiB)\tGRANTED(MiB)\tWAITED\n");
     }
-    if order.sort.is_some() || order.rows.is_some() {
+    if order.lists_containers() {
         sorted(&mut text, usage, order, paint);
         return align_within(&text, columns, &NAMES);
     }

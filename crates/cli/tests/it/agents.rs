@@ -49,10 +49,46 @@ fn top_shows_measured_use_and_names_silent_agents() {
     assert_eq!(json["nodes"][0]["containers"][0]["gpus"][0]["memoryUsedMiB"], 4900);
     assert!(json["nodes"][1]["gpus"].is_null() && json["nodes"][1]["error"].is_string(), "{json}");
 
+    // A list of containers has no line for a node whose agent does not answer.
+    for arguments in [&["top", "--sort", "busy"][..], &["top", "-n", "5"]] {
+        let top = stage.run(GPU, arguments);
+        let (shown, warned) =
+            (String::from_utf8(top.stdout).unwrap(), String::from_utf8(top.stderr).unwrap());
+        assert!(shown.contains("team/third") && !shown.contains("n2"), "{arguments:?}: {shown}");
+        let expected =
+            "warning: node n2: the use of its containers is unknown: no answer from http://127.0.0.1:1";
+        assert!(warned.starts_with(expected), "{arguments:?}: {warned:?}");
+    }
+    assert!(stage.run(GPU, &["top"]).stderr.is_empty(), "the table has a line for the node");
+
     let tree = stage.run(GPU, &["tree"]);
     let (shown, warned) = (String::from_utf8(tree.stdout).unwrap(), String::from_utf8(tree.stderr).unwrap());
     assert!(shown.contains("GPU0 67% and 10 GiB of 15 GiB free, 4 GiB in use\n"), "{shown}");
     assert!(warned.starts_with("warning: node n2: the memory in use is unknown: no answer from"), "{warned}");
+}
+
+/// An extender of another project has no API of a dashboard, so that MIG instances and reservations are unknown.
+#[test]
+fn details_of_another_extender_say_what_is_unknown() {
+    let stage = Stage::new();
+    let url = stage.runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let answer = axum::routing::get(|| async { axum::Json(json!({ "nodes": [] })) });
+        let router = axum::Router::new().route("/gputopology-scheduler/inspect", answer);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        url
+    });
+    let warned = |arguments: &[&str]| {
+        let output = stage.run(GPU, arguments);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let expected =
+        format!("warning: MIG instances and reservations are unknown and not shown: {url}/api/v1/nodes");
+    let details = warned(&["-d", "--endpoint", &url]);
+    assert!(details.starts_with(&expected), "{details:?} {expected:?}");
+    assert_eq!(warned(&["--endpoint", &url]), "");
 }
 
 /// Starts an API server whose proxy of Services leads to this answer of the scheduler. It passes all other requests on

@@ -10,11 +10,22 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::json;
 
 use crate::agents::agent;
-use crate::stage::{GPU, Stage};
-use crate::states::{T4, node, pod, share};
+use crate::stage::{GPU, SHARE, Stage};
+use crate::states::{T4, node, pod, share, shared};
 
-/// Runs the plugin on a pseudo-terminal and returns its output. Without `columns` the terminal has no known size.
+/// Runs the plugin for GPUs on a pseudo-terminal.
 fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool, columns: Option<u16>) -> String {
+    plugin_on_a_terminal(stage, GPU, arguments, no_color, columns)
+}
+
+/// Runs a plugin on a pseudo-terminal and returns its output. Without `columns` the terminal has no known size.
+fn plugin_on_a_terminal(
+    stage: &Stage,
+    plugin: &str,
+    arguments: &[&str],
+    no_color: bool,
+    columns: Option<u16>,
+) -> String {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
@@ -23,7 +34,7 @@ fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool, columns: Opt
     if let Some(ws_col) = columns {
         tcsetwinsize(&theirs, Winsize { ws_row: 24, ws_col, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     }
-    let mut command = stage.command(GPU);
+    let mut command = stage.command(plugin);
     command.args(arguments).stdout(Stdio::from(theirs));
     if no_color {
         command.env("NO_COLOR", "1");
@@ -118,6 +129,33 @@ fn no_view_is_wider_than_the_terminal_and_none_hides_its_answer() {
             assert!(words(&top).contains(numbers), "{columns} columns:\n{top}");
         }
     }
+}
+
+/// The table of shares is wider than the terminal: its lines are cut, and each GPU keeps its place.
+#[test]
+fn the_view_of_shares_is_cut_at_the_width_of_the_terminal() {
+    let stage = with_long_names();
+    stage.node(&node("shared", "10.0.0.2", "GiB", &[T4; 8]));
+    stage.pod(&shared("team", "a-pod-with-a-name-that-is-longer-than-the-column", "shared", 5, 0));
+    for (arguments, expected) in
+        [(&[][..], "shared"), (&["-d"], "a-pod-with-a-name"), (&["-o", "wide"], "shared")]
+    {
+        let piped = stage.text(SHARE, arguments);
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
+        let columns = 60;
+        assert!(widest(&piped) > columns, "{arguments:?}: the terminal is narrower than\n{piped}");
+        let shown = plugin_on_a_terminal(&stage, SHARE, arguments, false, Some(60));
+        assert!(widest(&shown) <= columns, "{arguments:?}:\n{shown}");
+        assert!(shown.contains(expected), "{arguments:?}:\n{shown}");
+        for (cut, full) in lines(&shown).iter().zip(lines(&piped)) {
+            let kept = cut.trim_end_matches('…');
+            assert!(full.starts_with(kept), "{arguments:?}: {cut:?} of {full:?}");
+        }
+        assert_eq!(lines(&shown).len(), lines(&piped).len(), "{arguments:?}");
+    }
+    let document = stage.text(SHARE, &["-o", "yaml"]);
+    assert_eq!(plugin_on_a_terminal(&stage, SHARE, &["-o", "yaml"], false, Some(40)), document);
 }
 
 /// A program may read what a terminal shows, so documents are never cut.

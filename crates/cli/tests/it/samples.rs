@@ -88,6 +88,13 @@ fn reports_a_cluster_without_gpus() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(said, "No node offers GPU. A node offers it when a device plugin or an agent runs on it.\n");
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
+    // Pods wait for GPUs that no node offers.
+    stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1)], json!({})));
+    let output = stage.run(GPU, &["overview"]);
+    let (shown, warned) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(shown.starts_with("1 pod waits for GPUs:\n  team/waits "), "{shown:?}");
+    assert_eq!(warned, said);
 }
 
 /// Returns a cluster with one, sixteen, mixed and unhealthy GPUs, with starting and ending pods,

@@ -6,15 +6,19 @@
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod common;
+mod gate;
 #[path = "../../../agent/tests/prometheus/server.rs"]
 mod server;
 
+use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use common::load::{fetch, poll_foreign};
+use gate::Gate;
 use serde_json::Value;
 use server::{Job, Prometheus, promtool};
 use tessera_demo::{DemoOptions, built_in_models, run};
@@ -43,8 +47,43 @@ fn queries() -> Vec<(String, String)> {
         targets.into_iter().map(move |target| (title.clone(), target["expr"].as_str().unwrap().to_owned()))
     };
     let fill =
-        |query: String| query.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$gpu", ".*");
+        |query: String| query.replace("$__rate_interval", "10s").replace("$node", NODE).replace("$gpu", ".*");
     panels.iter().flat_map(of_panel).map(|(title, query)| (title, fill(query))).collect()
+}
+
+/// The node that the dashboard is asked for. The demo breaks a GPU of its first node.
+const NODE: &str = "node-00";
+
+/// Alerts that the demo cannot cause, with the reason. `promtool` evaluates them on series of the test of the agent.
+const NOT_IN_THE_DEMO: [(&str, &str); 6] = [
+    ("TesseraGpuMemoryBroken", "simulated GPUs have no memory errors"),
+    ("TesseraGpuHot", "simulated GPUs are not slowed down by heat"),
+    ("TesseraOverbooked", "the scheduler and the agents prevent it"),
+    ("TesseraSourceMissing", "an agent of the demo serves its pages only when its sources have answered"),
+    ("TesseraSchedulerDisconnected", "the API server runs in the same process and does not stop"),
+    ("TesseraExtenderSlow", "no call takes half a second"),
+];
+
+/// Returns the query of an alert for a short demo: ranges are seconds, and certificates should be valid for ten years.
+fn shortened(query: &str) -> String {
+    let replaced = [("[5m]", "[10s]"), ("[15m]", "[10s]"), ("[1h]", "[5s]"), ("offset 1h", "offset 5s")];
+    let query = replaced.iter().fold(query.to_owned(), |query, (long, short)| query.replace(long, short));
+    query.replace("14 * 86400", "3660 * 86400")
+}
+
+/// Appends a line to a file of a node.
+fn append(file: &Path, line: &str) {
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{line}").unwrap();
+}
+
+/// Returns the directories of running demos.
+fn demo_directories() -> BTreeSet<PathBuf> {
+    let all = std::fs::read_dir(std::env::temp_dir()).unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+    let is_demo = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("tessera-demo-"))
+    };
+    all.filter(is_demo).collect()
 }
 
 /// Returns the address in the URL after `label` in a text.
@@ -64,7 +103,7 @@ async fn json(address: SocketAddr, path: &str) -> Value {
 fn special(pod: &str, container: &str, limits: &Value) -> String {
     let pod = serde_json::json!({
         "metadata": {"name": pod},
-        "spec": {"restartPolicy": "Never", "nodeSelector": {"pool": "shared"},
+        "spec": {"restartPolicy": "Never", "nodeSelector": {"kubernetes.io/hostname": NODE},
                  "containers": [{"name": container, "image": "simulated", "resources": {"limits": limits}}]},
     });
     pod.to_string()
@@ -114,6 +153,7 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
         kubeconfig_out: Some(kubeconfig.clone()),
         duration: None,
     };
+    let before = demo_directories();
     let said = Arc::<Mutex<String>>::default();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let heard = Arc::clone(&said);
@@ -142,15 +182,29 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     let monitor = std::fs::read_to_string(deploy("pod-monitor.yaml")).unwrap();
     assert!(monitor.contains("regex: pod_and_gpu_map_info\n          action: drop"), "{monitor}");
     let dropped = "    metric_relabel_configs: [{ source_labels: [__name__], regex: pod_and_gpu_map_info, action: drop }]\n";
-    let names: Vec<String> = agents.iter().map(|(name, _)| format!("{name}/tessera-agent")).collect();
-    let mut jobs: Vec<Job<'_>> = agents
+    // Series get the name of their node, as deploy/monitoring/pod-monitor.yaml does.
+    for label in ["instance", "node"] {
+        let line = format!("sourceLabels: [__meta_kubernetes_pod_node_name]\n          targetLabel: {label}");
+        assert!(monitor.contains(&line), "{monitor}");
+    }
+    let mut named = Vec::new();
+    for (node, target) in &agents {
+        let of_node =
+            ["instance", "node"].map(|label| format!("{{ target_label: {label}, replacement: {node} }}"));
+        let relabelings = format!("    relabel_configs: [{}]\n", of_node.join(", "));
+        named.push((format!("{node}/tessera-agent"), relabelings, Gate::start(*target, true).await));
+    }
+    // Another replica that claims to lead answers when its gate opens.
+    let [leader, second] = [Gate::start(scheduler, true).await, Gate::start(scheduler, false).await];
+    let mut jobs: Vec<Job<'_>> = named
         .iter()
-        .zip(&names)
-        .map(|((_, target), name)| Job { name, path: "/metrics", target: *target, relabelings: "" })
+        .map(|(name, relabelings, gate)| Job { name, path: "/metrics", target: gate.address, relabelings })
         .collect();
-    jobs.push(Job { name: "tessera-scheduler", path: "/metrics", target: scheduler, relabelings: dropped });
+    for (name, gate) in [("tessera-scheduler", &leader), ("second/tessera-scheduler", &second)] {
+        jobs.push(Job { name, path: "/metrics", target: gate.address, relabelings: dropped });
+    }
     let prometheus = Prometheus::start(&jobs, &rules());
-    for job in &jobs {
+    for job in jobs.iter().filter(|job| job.target != second.address) {
         prometheus.until_some(&format!("up{{job=\"{}\"}} == 1", job.name)).await;
     }
     let share = serde_json::json!({"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "16"});
@@ -218,6 +272,80 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     for name in ["TesseraEscapedProcess", "TesseraOverMemoryShare", "TesseraGpuXid"] {
         assert_ne!(state(name), "inactive", "{name}");
     }
+
+    // The demo causes every alert that it can.
+    let directory = demo_directories().difference(&before).next().unwrap().clone();
+    let alerts = || rules.iter().filter(|rule| rule["type"] == "alerting");
+    let query = |name: &str| {
+        let rule = alerts().find(|rule| rule["name"] == name).unwrap_or_else(|| panic!("no alert {name}"));
+        shortened(rule["query"].as_str().unwrap())
+    };
+    let mut caused = BTreeSet::new();
+    let mut until_data = async |name: &'static str| {
+        prometheus.until_some(&query(name)).await;
+        caused.insert(name);
+    };
+    for name in [
+        "TesseraGpuXid",
+        "TesseraOverMemoryShare",
+        "TesseraEscapedProcess",
+        "TesseraAllocatedButIdle",
+        "TesseraCertificateExpires",
+    ] {
+        until_data(name).await;
+    }
+    let idle = prometheus.query(&query("TesseraAllocatedButIdle")).await;
+    assert!(idle.iter().all(|series| series["metric"]["pod"] != "busy-pod"), "{idle:?}");
+    let mut client = HttpClient::new(&format!("http://{api}")).unwrap();
+    let headers = [("content-type", "application/json")];
+    let waits = special("waiting-pod", IDLE, &serde_json::json!({"nvidia.com/gpu": "9"}));
+    client.send("POST", "/api/v1/namespaces/research/pods", &headers, waits).await.unwrap();
+    until_data("TesseraPodsWaiting").await;
+    let mut verbs = HttpClient::new(&format!("http://{scheduler}")).unwrap();
+    poll_foreign("calls of the extender to fail", async || {
+        verbs.send("POST", "/scheduler/filter", &headers, "{ not json").await.unwrap();
+        let found = prometheus.query(&query("TesseraExtenderErrors")).await;
+        (!found.is_empty()).then_some(())
+    })
+    .await;
+    until_data("TesseraExtenderErrors").await;
+    // A GPU of the second node breaks and does not come back, and a process of no pod uses another one.
+    append(&directory.join("1/gpus.events"), "0 xid 79");
+    until_data("TesseraGpuUnhealthy").await;
+    let processes = directory.join("1/gpus.processes");
+    let stray = r#"{"pid":999999,"gpu":1,"memoryMiB":2048,"busyPercent":1}"#;
+    poll_foreign("memory that cannot be attributed", async || {
+        if !std::fs::read_to_string(&processes).unwrap_or_default().contains(stray) {
+            append(&processes, stray);
+        }
+        let found = prometheus.query(&query("TesseraUnattributedMemory")).await;
+        (!found.is_empty()).then_some(())
+    })
+    .await;
+    until_data("TesseraUnattributedMemory").await;
+    // The driver of the first node does not answer.
+    let (description, away) = (directory.join("0/gpus"), directory.join("0/gpus.away"));
+    std::fs::rename(&description, &away).unwrap();
+    until_data("TesseraGpuNotRead").await;
+    until_data("TesseraUsageUnknown").await;
+    std::fs::rename(&away, &description).unwrap();
+    // An agent stops, a second replica leads, and then no replica answers.
+    named.last().unwrap().2.close();
+    until_data("TesseraAgentDown").await;
+    second.open();
+    until_data("TesseraSchedulerNoLeader").await;
+    second.close();
+    leader.close();
+    until_data("TesseraSchedulerDown").await;
+    let series = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/prometheus/alerts.yaml");
+    let by_promtool = std::fs::read_to_string(series).unwrap();
+    for rule in alerts() {
+        let name = rule["name"].as_str().unwrap();
+        let reason = NOT_IN_THE_DEMO.iter().find(|(known, _)| *known == name);
+        assert!(caused.contains(name) != reason.is_some(), "{name} must have data in the demo or a reason");
+        assert!(by_promtool.contains(&format!("alertname: {name}\n")), "promtool does not evaluate {name}");
+    }
+
     let text = String::from_utf8(fetch(scheduler, "/metrics", "").await.unwrap().1).unwrap();
     let is_ours = |line: &&str| line.contains("tessera_scheduler_");
     let ours: String = text.lines().filter(is_ours).map(|line| format!("{line}\n")).collect();

@@ -33,7 +33,7 @@ pub struct ListQuery {
     pub namespace: String,
     /// Selects nodes with GPUs of this model, or pods on such nodes.
     pub model: String,
-    /// Selects a dialect: `nvidia`, `gputopology`, `gpushare` or `vcuda`.
+    /// Selects a dialect: `nvidia`, `gputopology`, `gpushare`, `vcuda` or `hami`.
     pub dialect: String,
     /// Search text. It matches names of nodes and pods, and for nodes also the instance type, the
     /// GPU model and the GPU UUID.
@@ -45,7 +45,7 @@ pub struct ListQuery {
     pub state: String,
     /// Order of pods: `age` (oldest first), `youngest` or `name`; otherwise waiting pods first, the longest waiting
     /// first, then by namespace and name. Order of waste: `pod`, `node`, `held`, `used` or `idle`; otherwise by wasted
-    /// GPUs.
+    /// GPUs. Order of nodes: `full`, `free` or `trouble`; otherwise by name.
     pub sort: String,
     /// Number of items to skip.
     pub offset: usize,

@@ -1,7 +1,8 @@
 //! A test cluster: an API server in memory, the real scheduler over HTTP, and a loop that calls it
 //! as kube-scheduler does.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -10,10 +11,12 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::dashboard::login::Login;
+use tessera_scheduler::dashboard::usage::{HistoryPoint, UsageLog};
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{ALL, App, PAGES, pages, router, serve_all};
 use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
+use tessera_wire::tessera::node_use::NodeUse;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -26,6 +29,9 @@ const QUICK: LeaseTiming = LeaseTiming {
     renew_within: Duration::from_secs(60),
     retry: Duration::from_millis(100),
 };
+
+/// Time of samples in the future, in milliseconds since 1970. Rounds of the scheduler do not forget their pods.
+const NEVER_FORGOTTEN: u64 = u64::MAX / 2;
 
 /// An API server and a scheduler.
 pub(crate) struct Cluster {
@@ -281,6 +287,34 @@ impl Cluster {
     /// of one GPU that a pod has computed for the last hour.
     pub(crate) fn set_use(&self, busy: impl Fn(&Value) -> Option<f64>) {
         const HOUR: u64 = 3_600_000;
+        let (now, all, holders, used) = self.answers(busy);
+        let mut log = self.usage();
+        for (number, at) in (now - 5 * HOUR..now).step_by(300_000).enumerate() {
+            let wave = (number as f64 / 7.0).sin() / 4.0;
+            log.observe(at, &holders, &used);
+            let busy = all * (0.75 + wave) / 100.0;
+            let held = 60.0 + 12.0 * wave;
+            log.add_point(HistoryPoint { unix_millis: at, held, used: Some(busy), unknown_pods: 0 });
+        }
+        log.observe(NEVER_FORGOTTEN, &holders, &used);
+    }
+
+    /// Lets the scheduler know what pods use, as if it had begun to lead just now and agents had answered once.
+    pub(crate) fn begin_observing(&self, busy: f64) {
+        let (now, _, holders, used) = self.answers(|_| Some(busy));
+        let mut log = self.usage();
+        *log = UsageLog::default();
+        log.observe(now, &holders, &used);
+        log.observe(NEVER_FORGOTTEN, &holders, &used);
+    }
+
+    fn usage(&self) -> RwLockWriteGuard<'_, UsageLog> {
+        self.replica.app.dashboard.usage.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the current time in milliseconds since 1970, the sum of the percents, the UIDs of all pods, and the answer
+    /// of an agent about them.
+    fn answers(&self, busy: impl Fn(&Value) -> Option<f64>) -> (u64, f64, HashSet<String>, NodeUse) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let container = |pod: &Value| {
@@ -294,19 +328,8 @@ impl Cluster {
         let all: f64 = containers.iter().filter_map(|one| one["gpus"][0]["busyPercent"].as_f64()).sum();
         let uids = containers.iter().filter_map(|one| one["uid"].as_str());
         let holders = uids.map(str::to_owned).collect();
-        let used = |part: f64| {
-            let used = json!({"gpus": [{"uuid": "GPU", "index": 0, "busyPercent": all * part}], "containers": containers});
-            serde_json::from_value(used).unwrap_or_default()
-        };
-        let mut log =
-            self.replica.app.dashboard.usage.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for (number, at) in (now - 5 * HOUR..now).step_by(300_000).enumerate() {
-            let wave = (number as f64 / 7.0).sin() / 4.0;
-            log.observe(at, "all", &holders, &used(0.75 + wave));
-            log.end_round(at, 60.0 + 12.0 * wave);
-        }
-        // The next round of the real agents does not end before this time.
-        log.observe(u64::MAX / 2, "all", &holders, &used(1.0));
+        let used = serde_json::from_value(json!({"gpus": [], "containers": containers})).unwrap_or_default();
+        (now, all, holders, used)
     }
 
     /// Creates a pod and schedules it on a node whose name starts with `prefix`, as a node selector

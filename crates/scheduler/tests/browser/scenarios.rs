@@ -1,12 +1,19 @@
 //! The scenarios: what users do with the pages.
 
+mod lists;
+
 use std::pin::Pin;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use tessera_sim::kube_scheduler::REPORTS;
 use tessera_sim::reviews::{KnownToken, ReviewServer};
 use tessera_wire::tessera::page_rights;
 
+use self::lists::{
+    bars_and_tiles_are_aligned, lists_are_sorted_and_filtered, squares_of_the_map_have_labels,
+    what_if_is_stored_in_the_address,
+};
 use crate::cluster::{Cluster, H100, Kind, Replica, T4, V100, agent, memory, node, pod, share, whole};
 use crate::pictures::sample;
 use crate::webdriver::{Browser, request};
@@ -26,6 +33,7 @@ scenarios![
     a_new_pod_appears_without_a_reload,
     links_lead_from_the_list_to_a_node_and_a_pod,
     a_waiting_pod_is_explained,
+    no_page_says_that_a_waiting_pod_fits,
     nodes_without_new_pods_are_marked,
     a_waiting_gang_is_explained,
     instances_and_reservations_are_shown,
@@ -33,6 +41,11 @@ scenarios![
     a_placed_pod_says_why,
     waste_is_sorted_and_filtered_by_the_address,
     what_if_explains_and_changes_nothing,
+    what_if_is_stored_in_the_address,
+    lists_are_sorted_and_filtered,
+    squares_of_the_map_have_labels,
+    bars_and_tiles_are_aligned,
+    a_new_leader_does_not_know_idle_pods,
     filters_are_stored_in_the_address,
     both_themes_apply,
     both_languages_apply,
@@ -180,6 +193,66 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     cluster.run(&pod("team", "another", share(20, 1_024))).await?;
     browser.until_text("GPU 0").await?;
     browser.until("document.querySelector('details').open").await
+}
+
+/// Whatever keeps kube-scheduler from placing a pod: the report is shown, and no page says that the pod fits, also where
+/// our own filter has found GPUs for it.
+async fn no_page_says_that_a_waiting_pod_fits(browser: &Browser) -> Result<()> {
+    let cluster = Cluster::start([node("free", T4)]).await?;
+    for (place, (reason, message)) in REPORTS.iter().enumerate() {
+        let made = cluster.make(&pod("team", &format!("p-{place}"), whole(1)))?;
+        // Our filter passes the pod, and kube-scheduler refuses it for a reason of its own.
+        let passed = cluster.post("/scheduler/filter", &json!({"Pod": made, "NodeNames": ["free"]})).await?;
+        ensure!(passed["NodeNames"] == json!(["free"]), "there are free GPUs: {passed}");
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": message});
+        let path = format!("/api/v1/namespaces/team/pods/p-{place}/status");
+        let status = json!({"status": {"phase": "Pending", "conditions": [condition]}});
+        cluster.api.patch(&path, &status).map_err(|problem| anyhow::anyhow!("{problem}"))?;
+    }
+    browser.size(1280, 2400).await?;
+    let says_fits = async |page: &str| -> Result<()> {
+        let found = browser
+            .eval("document.querySelector('main').innerText.match(/[^\\n]*\\bfits?\\b[^\\n]*/i)")
+            .await?;
+        ensure!(found.is_null(), "{page}: the pod waits, and the page says {found}");
+        Ok(())
+    };
+    visit(browser, &cluster, "#/pods").await?;
+    let rows = "[...document.querySelectorAll('.pod-row')].map(row => row.innerText)";
+    browser.until(&format!("{rows}.length === {}", REPORTS.len())).await?;
+    for (_, message) in REPORTS {
+        let message = json!(message);
+        browser.until(&format!("{rows}.some(text => text.includes({message}))")).await?;
+    }
+    says_fits("#/pods").await?;
+    visit(browser, &cluster, "#/overview").await?;
+    browser.until("document.querySelector('.figure-card .value').innerText === '24'").await?;
+    says_fits("#/overview").await?;
+    for (place, (_, message)) in REPORTS.iter().enumerate() {
+        let page = format!("#/pod/team/p-{place}");
+        visit(browser, &cluster, &page).await?;
+        let report = json!(format!("kube-scheduler: {message}"));
+        browser
+            .until(&format!("document.querySelector('.explanation p')?.innerText.startsWith({report})"))
+            .await
+            .with_context(|| page.clone())?;
+        // The decision of our filter is listed, in words that do not say that the pod fits.
+        browser.until_text("GPUs found on 1 node").await?;
+        says_fits(&page).await?;
+    }
+    Ok(())
+}
+
+/// A replica that has just begun to lead cannot know which pods have been idle for ten minutes.
+async fn a_new_leader_does_not_know_idle_pods(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    cluster.run(&pod("team", "p", whole(1))).await?.context("there is room")?;
+    cluster.begin_observing(0.0);
+    visit(browser, &cluster, "").await?;
+    let figure = "document.querySelector('.figure-card[href*=\"waste?state=idle\"]')?.innerText.split('\\n')";
+    browser.until(&format!("{figure}?.some(line => line.startsWith('Use is observed since'))")).await?;
+    browser.until(&format!("{figure}.includes('–') && !{figure}.includes('0')")).await
 }
 
 /// How full, who holds what, why does my pod wait, and who wastes what they hold: the overview answers or leads to it.
@@ -571,7 +644,7 @@ async fn unmeasured_usage_is_not_shown_as_zero(browser: &Browser) -> Result<()> 
     browser.until_text("1 placed").await?;
     let idle = "document.querySelector('.figure-card[href*=\"waste?state=idle\"]').innerText.split('\\n')";
     browser.until(&format!("{idle}.includes('–') && !{idle}.includes('0')")).await?;
-    browser.until(&format!("{idle}.includes('No agent has reported the use of a pod yet.')")).await?;
+    browser.until(&format!("{idle}.includes('No agent reports the use of a pod.')")).await?;
     let none = browser.eval("document.body.innerText.includes('No pod wastes what it holds')").await?;
     ensure!(none == json!(false));
     Ok(())

@@ -355,11 +355,14 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
         {"namespace": "team", "pod": "hidden", "uid": "uid-hidden", "container": "main", "gpus": [{"uuid": "g", "index": 2}]}]});
     let mut log = UsageLog::default();
     let holders = ["idle", "half", "busy", "hidden"].map(|name| format!("uid-{name}")).into();
-    log.observe(1000, "n", &holders, &serde_json::from_value(used).unwrap());
-    log.end_round(1000, 3.5);
+    log.observe(1000, &holders, &serde_json::from_value(used).unwrap());
+    log.forget_unsampled(1000);
+    log.add_point(waste::totals(&state, &log).point(1000, 3.5));
     let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS, &ListQuery::default()));
     assert_eq!((&view["heldGpus"], &view["unknownPods"]), (&json!(3.5), &json!(1)));
     assert_eq!((&view["idlePods"], &view["idleGpus"]), (&json!(1), &json!(1.0)));
+    // The history has the same sum of the pods' use, and says that it is a lower bound.
+    assert_eq!(view["usedGpus"], json!(1.1));
     let rows: Vec<(&Value, &Value, &Value)> = view["pods"]
         .as_array()
         .unwrap()
@@ -374,7 +377,27 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
             (&json!("busy"), &json!(0.0), &json!(false)),
         ]
     );
-    assert_eq!(view["history"], json!([{"unixMillis": 1000, "held": 3.5}]));
+    assert_eq!(view["history"], json!([{"unixMillis": 1000, "held": 3.5, "used": 1.1, "unknownPods": 1}]));
+    // A pod that was idle for a second may have been idle for an hour before that.
+    let soon = json_of(waste::waste(&state, &log, 2000, &ListQuery::default()));
+    assert_eq!((soon.get("idlePods"), soon.get("idleGpus")), (None, None));
+    assert_eq!(soon["observedSinceMillis"], json!(1000));
+}
+
+/// Without agents, neither use nor idle pods are known. Without pods, there are none.
+#[test]
+fn unknown_use_is_not_shown_as_zero() {
+    let mut state = state(&[node("n", 4, "GiB")]);
+    let log = UsageLog::default();
+    let figures = |state: &State| {
+        let view = json_of(waste::waste(state, &log, 1 << 40, &ListQuery::default()));
+        [view.get("usedGpus").cloned(), view.get("idlePods").cloned(), view.get("idleGpus").cloned()]
+    };
+    assert_eq!(figures(&state), [Some(json!(0.0)), Some(json!(0)), Some(json!(0.0))]);
+    bind(&mut state, &whole("silent", 1), "n");
+    assert_eq!(figures(&state), [None, None, None]);
+    let point = waste::totals(&state, &log).point(1000, 1.0);
+    assert_eq!(json_of(point), json!({"unixMillis": 1000, "held": 1.0, "unknownPods": 1}));
 }
 
 /// However many pods are idle, each of them is on a page of the list.
@@ -397,12 +420,12 @@ fn all_idle_pods_are_listed_page_by_page() {
         };
         let used = json!({"gpus": [], "containers": pods.iter().map(container).collect::<Vec<_>>()});
         let holders = pods.iter().map(|pod| format!("uid-{pod}")).collect();
-        log.observe(1000, &node, &holders, &serde_json::from_value(used).unwrap());
+        log.observe(1000, &holders, &serde_json::from_value(used).unwrap());
     }
     let listed = |query: &str| {
         let query: ListQuery = serde_json::from_str(query).unwrap();
         let view = waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS, &query);
-        assert_eq!((view.idle_pods, view.total), (PODS, PODS));
+        assert_eq!((view.idle_pods, view.total), (Some(PODS), PODS));
         view.pods.into_iter().map(|pod| pod.name).collect::<Vec<_>>()
     };
     let first = listed(r#"{"state":"idle","limit":100}"#);

@@ -29,7 +29,9 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     metrics.bound("bound");
     metrics.claim_replaced(tessera_core::claim::Replacement::NoRoom);
     let made = self_signed("tessera", 1_800_000_000).unwrap();
-    metrics.set_certificates(Tls::for_all(&made.certificate, &made.key).unwrap());
+    metrics.set_certificates("verbs", Tls::for_all(&made.certificate, &made.key).unwrap());
+    let made = self_signed("tessera", 1_900_000_000).unwrap();
+    metrics.set_certificates("webhook", Tls::for_all(&made.certificate, &made.key).unwrap());
     let unknown = metrics.text(None::<&State>, Format::Plain);
     for family in ["tessera_scheduler_pods_waiting", "tessera_scheduler_nodes", "tessera_gang_waiting"] {
         assert!(!unknown.contains(family), "a replica without the cluster's state does not know {family}");
@@ -37,7 +39,8 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     assert!(unknown.contains("\ntessera_scheduler_leading 0\n"), "{unknown}");
     let text = metrics.text(Some(&state), Format::Plain);
     for line in [
-        r#"tessera_certificate_expiry_timestamp_seconds{certificate="server"} 2115360000"#,
+        r#"tessera_certificate_expiry_timestamp_seconds{role="verbs",certificate="server"} 2115360000"#,
+        r#"tessera_certificate_expiry_timestamp_seconds{role="webhook",certificate="server"} 2215360000"#,
         r#"hami_resource_quota_used{namespace="team",quota_name="nvidia.com/gpucores",limit="100",zone="vGPU"} 100"#,
         r#"hami_resource_quota_used{namespace="team",quota_name="nvidia.com/gpumem",limit="1024",zone="vGPU"} 16384"#,
         r#"hami_resource_quota_limit{namespace="team",quota_name="nvidia.com/gpumem",zone="vGPU"} 1024"#,

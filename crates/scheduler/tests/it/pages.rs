@@ -283,10 +283,16 @@ fn assets() -> Vec<(PathBuf, String)> {
 /// Returns the keys of a table of texts, which has one key per line.
 fn keys(name: &str) -> BTreeSet<String> {
     let (_, text) = assets().into_iter().find(|(path, _)| path.ends_with(name)).unwrap();
-    let keys: Vec<String> = text
-        .lines()
-        .filter_map(|line| Some(line.trim().strip_prefix('"')?.split_once("\": ")?.0.to_owned()))
-        .collect();
+    let mut keys: Vec<String> = Vec::new();
+    for line in text.lines() {
+        // A line may have several texts.
+        let mut rest = line.trim();
+        while let Some((key, text)) = rest.strip_prefix('"').and_then(|rest| rest.split_once("\": \"")) {
+            keys.push(key.to_owned());
+            let end = text.match_indices('"').find(|(place, _)| !text[..*place].ends_with('\\')).unwrap().0;
+            rest = text[end + 1..].trim_start_matches([',', ' ']);
+        }
+    }
     let unique: BTreeSet<String> = keys.iter().cloned().collect();
     assert_eq!(unique.len(), keys.len(), "{name} has a key twice");
     unique

@@ -184,7 +184,7 @@ impl ListenArguments {
     /// Opens all listeners of a scheduler in this namespace.
     pub(super) async fn open(self, app: &Arc<App>, namespace: &str) -> Result<Vec<Served>> {
         let tls = self.tls(app).await?;
-        tls.iter().for_each(|tls| app.metrics.set_certificates(tls.clone()));
+        tls.iter().for_each(|tls| app.metrics.set_certificates("verbs", tls.clone()));
         let body_limit = self.max_body << 20;
         let names = [&server::service_names(namespace)[..], &self.dashboard_host].concat();
         let has_login = self.pages_access == PagesReaders::Authenticated;
@@ -221,7 +221,7 @@ impl ListenArguments {
         {
             let name = certificate.display().to_string();
             let tls = Tls::follow(TlsFiles { certificate, key, clients: None }).context(name)?;
-            app.metrics.set_certificates(tls.clone());
+            app.metrics.set_certificates("webhook", tls.clone());
             let (listener, address) = host::listen(address, "--webhook-listen").await?;
             tracing::info!(url = %format_args!("https://{address}/admit/pods"), "listening for the API server");
             served.push((listener, server::webhook(Arc::clone(app)), server::WEBHOOK, Some(tls)));

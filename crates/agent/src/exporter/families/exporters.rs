@@ -67,7 +67,7 @@ pub(super) fn pod_memory(snapshot: &Snapshot, options: &MetricsOptions, page: &m
         family.sample(&labels(process.gpu, &process.pid.to_string(), pod, namespace), bytes);
     }
     for (gpu, (_, bytes)) in others.iter().enumerate().filter(|(_, (count, _))| *count > 0) {
-        family.sample(&labels(gpu, "other", "other", NO_NAMESPACE), bytes >> 20);
+        family.sample(&labels(gpu, "other", "other", NO_NAMESPACE), bytes.map(|bytes| bytes >> 20));
     }
 }
 

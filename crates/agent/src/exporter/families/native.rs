@@ -34,11 +34,8 @@ fn about(snapshot: &Snapshot, options: &MetricsOptions, page: &mut MetricsPage) 
         .sample(&Labels::new(&[("version", options.version), ("node", &snapshot.node)]), 1u64);
     let ends: Vec<(String, u64)> =
         snapshot.certificates.iter().map(|end| (end.role.to_string(), end.unix_seconds)).collect();
-    certificate_expiry::write(
-        page,
-        &Labels::new(&[("node", &snapshot.node)]),
-        ends.iter().map(|(role, end)| (role.as_str(), *end)),
-    );
+    let labels = Labels::new(&[("node", &snapshot.node)]);
+    certificate_expiry::write(page, ends.iter().map(|(role, end)| (&labels, role.as_str(), *end)));
     let sources = &snapshot.sources;
     let mut up = page.family(
         "tessera_exporter_source_up",

@@ -5,16 +5,19 @@ use tessera_wire::metrics::{Labels, MetricKind::Gauge, MetricsPage};
 use crate::exporter::{ProcessOwner, ProcessSnapshot, Snapshot};
 
 /// Returns the `limit` processes with the most memory, and the number and bytes of the others on
-/// each GPU.
-pub(super) fn largest(snapshot: &Snapshot, limit: usize) -> (Vec<&ProcessSnapshot>, Vec<(usize, u64)>) {
+/// each GPU. The bytes are `None` if the driver does not report those of each process.
+pub(super) fn largest(
+    snapshot: &Snapshot,
+    limit: usize,
+) -> (Vec<&ProcessSnapshot>, Vec<(usize, Option<u64>)>) {
     let mut all: Vec<&ProcessSnapshot> = snapshot.processes.iter().collect();
-    let mut others = vec![(0, 0); snapshot.gpus.len()];
+    let mut others = vec![(0, Some(0u64)); snapshot.gpus.len()];
     if all.len() > limit {
         all.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.gpu, process.pid));
         for process in all.split_off(limit) {
             if let Some((count, bytes)) = others.get_mut(process.gpu) {
                 *count += 1;
-                *bytes += process.bytes.unwrap_or(0);
+                *bytes = bytes.zip(process.bytes).map(|(sum, more)| sum.saturating_add(more));
             }
         }
         all.sort_by_key(|process| (process.gpu, process.pid));

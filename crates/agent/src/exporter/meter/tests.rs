@@ -262,5 +262,5 @@ fn divides_busy_time_by_windows_where_containers_have_them() {
     let busy = |number| gpu.consumers[&Consumer::Container(key(number))].busy;
     assert!(close(busy(0), 1.2 * 0.75 / 0.95) && close(busy(1), 1.2 * 0.2 / 0.95), "{:?}", gpu.consumers);
     assert!(close(gpu.total.busy, 1.2));
-    assert!(close(gpu.latest_split.as_ref().unwrap().processes[&0], 0.6 * 0.75 / 0.95));
+    assert!(close(gpu.latest_split.as_ref().unwrap().processes.as_ref().unwrap()[&0], 0.6 * 0.75 / 0.95));
 }

@@ -2,17 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::{
-    gpu::Gpu,
-    grant::Hold,
-    units::{MiB, Percent},
-};
+use tessera_core::{gpu::Gpu, grant::Hold};
 use tessera_node::gpus::ProcessMemory;
 use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use super::{
-    super::{Consumer, ContainerKey, GpuMeter, Meter, Tally, split_memory},
-    ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, ShareSnapshot, Snapshot,
+    super::{Consumer, ContainerKey, GpuMeter, MemorySplit, Meter, split_memory},
+    ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, Room, ShareSnapshot, Snapshot,
     Sources, UnknownUse,
 };
 use crate::controller::{ContainerView, View};
@@ -41,19 +37,22 @@ impl Snapshot {
             let unmeasured = GpuMeter::default();
             let gpu_meter = meter.gpu(&info.uuid).unwrap_or(&unmeasured);
             let is_fresh = gpu_meter.last_success.is_some_and(|at| at >= fresh_since);
-            let reading = is_fresh.then(|| GpuReading::of(gpu_meter, meter)).flatten();
+            let reading = is_fresh.then(|| GpuReading::of(gpu_meter, meter, processes)).flatten();
             let room = state.room(info.index);
+            let is_known = snapshot.sources.kubelet && snapshot.sources.pods;
             let gpu = GpuSnapshot {
                 pci: view.pci.get(place).cloned().unwrap_or_default(),
-                free_compute: room.compute_percent,
-                free_memory: room.memory,
-                overbooked: view.overbooked.contains(&info.index.0),
+                room: is_known.then(|| Room {
+                    compute: room.compute_percent,
+                    memory: room.memory,
+                    overbooked: view.overbooked.contains(&info.index.0),
+                }),
                 ..GpuSnapshot::of(info, gpu_meter, reading)
             };
-            let processes = processes_on(place, &gpu, gpu_meter, meter);
+            let on_gpu = processes_on(place, &gpu, gpu_meter, meter);
             let unknown = unknown_use(&gpu, snapshot.sources);
-            add_usage(&mut containers, place, &gpu, gpu_meter, view, &processes, unknown);
-            found.extend(processes);
+            add_usage(&mut containers, place, &gpu, gpu_meter, view, &on_gpu, unknown);
+            found.extend(on_gpu);
             snapshot.gpus.push(gpu);
         }
         snapshot.containers =
@@ -120,9 +119,7 @@ impl GpuSnapshot {
         Self {
             info: info.clone(),
             pci: String::new(),
-            free_compute: Percent::ZERO,
-            free_memory: MiB::ZERO,
-            overbooked: false,
+            room: None,
             reading,
             total: gpu_meter.total,
             host: of(Consumer::Host),
@@ -173,10 +170,8 @@ fn processes_on(
             (Consumer::Host, _) => ProcessOwner::Host,
             _ => ProcessOwner::Unknown,
         };
-        let busy = gpu_meter
-            .latest_split
-            .as_ref()
-            .map(|split| split.processes.get(&process.pid).copied().unwrap_or(0.0));
+        let busy = gpu_meter.latest_split.as_ref().and_then(|split| split.processes.as_ref());
+        let busy = busy.map(|processes| processes.get(&process.pid).copied().unwrap_or(0.0));
         let snapshot = ProcessSnapshot {
             gpu: place,
             pid: process.pid,
@@ -202,14 +197,48 @@ fn processes_on(
 }
 
 /// Returns why containers without a visible process on the GPU may still use it, or `None` if they
-/// do not use it.
+/// do not use it as far as its processes are listed.
 fn unknown_use(gpu: &GpuSnapshot, sources: Sources) -> Option<UnknownUse> {
     match &gpu.reading {
         None => Some(UnknownUse::GpuNotSampled),
         Some(_) if !sources.processes => Some(UnknownUse::ProcessesHidden),
         Some(_) if !sources.pods => Some(UnknownUse::PodsUnknown),
-        Some(reading) if reading.used.is_none() => Some(UnknownUse::ProcessesNotListed),
         Some(_) => None,
+    }
+}
+
+/// Returns the bytes that a container uses on a GPU, or the reason why they are unknown.
+fn used_bytes(
+    reading: Option<&GpuReading>,
+    key: &ContainerKey,
+    unknown: Option<UnknownUse>,
+) -> Result<u64, UnknownUse> {
+    let Some(reading) = reading else { return Err(unknown.unwrap_or(UnknownUse::GpuNotSampled)) };
+    match (&reading.used, unknown) {
+        (_, Some(unknown)) => Err(unknown),
+        (Some(split), None) => match split.containers.get(key) {
+            Some(bytes) => bytes.ok_or(UnknownUse::MemoryNotReported),
+            None => Ok(0),
+        },
+        (None, None) if reading.pids.is_none() => Err(UnknownUse::ProcessesNotListed),
+        (None, None) => Err(UnknownUse::MemoryNotReported),
+    }
+}
+
+/// Returns the fraction of the last interval in which a container's kernels ran, or the reason why it is unknown.
+fn busy_part(
+    reading: Option<&GpuReading>,
+    key: &ContainerKey,
+    unknown: Option<UnknownUse>,
+) -> Result<f64, UnknownUse> {
+    let split = reading.and_then(|reading| reading.busy.as_ref());
+    let own = split.and_then(|split| split.all.containers.get(key).copied());
+    let is_by_process = split.is_some_and(|split| split.processes.is_some());
+    match (own, unknown) {
+        (Some(part), _) => Ok(part),
+        (None, Some(unknown)) => Err(unknown),
+        (None, None) if is_by_process => Ok(0.0),
+        (None, None) => Err(UnknownUse::TimeNotReported),
     }
 }
 
@@ -247,43 +276,51 @@ fn add_usage(
             container.shares.sort_by_key(|share| share.gpu);
         }
     }
-    let used = gpu.reading.as_ref().and_then(|reading| reading.used.as_ref());
-    let busy = gpu.reading.as_ref().and_then(|reading| reading.busy.as_ref());
+    let reading = gpu.reading.as_ref();
     for (key, container) in containers {
         for share in container.shares.iter_mut().filter(|share| share.gpu == place) {
-            share.pids = pids.get(key).cloned().unwrap_or_default();
-            share.unknown = unknown.filter(|_| share.pids.is_empty());
+            let own = pids.get(key).cloned();
             // A container without a process uses nothing, but only if its processes would be seen.
-            let is_known = share.unknown.is_none();
-            let (no_bytes, no_time) = (is_known.then_some(0), is_known.then_some(0.0));
-            share.used = used.and_then(|split| split.containers.get(key).copied().or(no_bytes));
-            share.busy = busy.and_then(|split| split.containers.get(key).copied().or(no_time));
+            let unknown = unknown.filter(|_| own.is_none());
+            let are_listed = unknown.is_none() && reading.is_some_and(|reading| reading.pids.is_some());
+            share.pids = own.or_else(|| are_listed.then(Vec::new));
+            let used = used_bytes(reading, key, unknown);
+            let busy = busy_part(reading, key, unknown);
+            (share.unknown_memory, share.unknown_time) = (used.err(), busy.err());
+            (share.used, share.busy) = (used.ok(), busy.ok());
             let total = gpu_meter.consumers.get(&Consumer::Container(key.clone())).copied();
-            share.total = total.or_else(|| is_known.then(Tally::default));
+            share.total = share.busy.map(|_| total.unwrap_or_default());
         }
     }
 }
 
 impl GpuReading {
-    fn of(gpu_meter: &GpuMeter, meter: &Meter) -> Option<Self> {
+    /// Returns the values of the last sample. `visible` is true if all processes of the host are visible.
+    fn of(gpu_meter: &GpuMeter, meter: &Meter, visible: bool) -> Option<Self> {
         let latest = gpu_meter.latest.as_ref()?;
         let sample = &latest.sample;
         let consumers: Option<Vec<(Consumer, Option<u64>)>> = sample.processes.as_ref().map(|all| {
             let consumer = |pid| meter.consumer(latest.processes.get(pid));
             all.iter().map(|process| (consumer(&process.pid), process.bytes)).collect()
         });
-        let used = sample.memory.zip(consumers).map(|(memory, consumers)| {
-            split_memory(memory.used, consumers.iter().map(|(consumer, bytes)| (consumer, *bytes)))
+        let used = sample.memory.and_then(|memory| match &consumers {
+            // The driver leaves out processes that are not visible.
+            _ if !visible => Some(MemorySplit::unattributed(memory.used)),
+            Some(all) => {
+                Some(split_memory(memory.used, all.iter().map(|(consumer, bytes)| (consumer, *bytes))))
+            }
+            None => None,
         });
+        let pids = sample.processes.as_ref().filter(|_| visible);
         Some(Self {
             duration_seconds: latest.duration_seconds,
             memory: sample.memory,
             used,
-            busy: gpu_meter.latest_split.as_ref().map(|split| split.all.clone()),
+            busy: gpu_meter.latest_split.clone(),
             energy: sample.energy,
             sensors: sample.sensors.clone(),
             instances: sample.instances.clone(),
-            pids: sample.processes.iter().flatten().map(|process| process.pid).collect(),
+            pids: pids.map(|all| all.iter().map(|process| process.pid).collect()),
         })
     }
 }

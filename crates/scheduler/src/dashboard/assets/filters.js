@@ -5,11 +5,11 @@ import { h } from "./dom.js";
 import { link, model } from "./format.js";
 import { t } from "./text.js";
 
-export const DIALECTS = ["nvidia", "gputopology", "gpushare", "vcuda"];
+export const DIALECTS = ["nvidia", "gputopology", "gpushare", "vcuda", "hami"];
 
-/** Creates the filter form of a page. `states` lists its states as [value, text]; each change
- *  calls `changed(parameters)`. */
-export async function filterForm(page, parameters, { states, fullness, sorts, changed, signal }) {
+/** Creates the filter form of a page. `searched` is the parameter of the search; `states`, `outcomes` and `sorts` list
+ *  values as [value, text]; each change calls `changed(parameters)`. */
+export async function filterForm(page, parameters, { searched = "q", states, outcomes, fullness, sorts, changed, signal }) {
   const { models, namespaces } = await get("cluster", signal);
   const values = { ...parameters };
   let timer;
@@ -33,20 +33,21 @@ export async function filterForm(page, parameters, { states, fullness, sorts, ch
     return h("label", {}, h("span", {}, label), select);
   }
 
-  const search = h("input", { type: "search", name: "q", value: values.q ?? "", autocomplete: "off", oninput: () => {
+  const search = h("input", { type: "search", name: searched, value: values[searched] ?? "", autocomplete: "off", oninput: () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      values.q = search.value.trim();
+      values[searched] = search.value.trim();
       apply();
     }, 200);
   } });
   const clear = h("a", { class: "button quiet", href: link(page), hidden: Object.keys(parameters).length === 0 }, t("filter.clear"));
-  return h("form", { class: "filters", role: "search", "aria-label": t("filter"), onsubmit: (event) => event.preventDefault() },
+  return h("form", { class: "filters", role: "search", "data-keep": true, "aria-label": t("filter"), onsubmit: (event) => event.preventDefault() },
     h("label", { class: "wide" }, h("span", {}, t("search")), search),
     choice("namespace", t("namespace"), namespaces.map(({ namespace }) => [namespace, namespace])),
-    choice("model", t("model"), [...new Set(models.map((view) => view.model))].map((name) => [name, model(name)])),
-    choice("dialect", t("dialect"), DIALECTS.map((name) => [name, name])),
-    choice("state", t("state"), states),
+    states && choice("model", t("model"), [...new Set(models.map((view) => view.model))].map((name) => [name, model(name)])),
+    states && choice("dialect", t("dialect"), DIALECTS.map((name) => [name, name])),
+    states && choice("state", t("state"), states),
+    outcomes && choice("outcome", t("outcome"), outcomes),
     sorts && choice("sort", t("filter.sort"), sorts),
     fullness && choice("fullness", t("fullness"), [0, 1, 2, 3, 4, 5].map((grade) => [String(grade), t(`fullness.${grade}`)])),
     clear);

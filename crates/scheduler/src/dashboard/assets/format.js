@@ -9,6 +9,9 @@ export const decimal = (value, digits = 1) => number(value, { maximumFractionDig
 export const percent = (part, whole) => number(whole > 0 ? part / whole : 0, { style: "percent", maximumFractionDigits: 1 });
 export const points = (value) => number(value / 100, { style: "percent", maximumFractionDigits: 1 });
 
+/** Marks a formatted sum as a lower bound if a part of it is unknown. */
+export const bound = (text, isPartial) => (isPartial ? `≥ ${text}` : text);
+
 /** Formats MiB, using GiB or TiB for large amounts. */
 export function memory(mib) {
   if (mib >= 1024 * 1024) return `${number(mib / 1048576, { maximumFractionDigits: 1 })} TiB`;

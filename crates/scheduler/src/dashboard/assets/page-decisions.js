@@ -3,8 +3,10 @@
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { count, link, time } from "./format.js";
+import { filterForm } from "./filters.js";
 import { t } from "./text.js";
 
+const OUTCOMES = ["bound", "not-bound", "fits", "fits-nowhere", "victims", "no-victims"];
 const GOOD = new Set(["bound", "fits"]);
 const BAD = new Set(["not-bound", "fits-nowhere"]);
 const tone = (outcome) => (GOOD.has(outcome) ? "good" : BAD.has(outcome) ? "bad" : "warn");
@@ -38,13 +40,33 @@ export function decisionList(decisions, reasons = false) {
       decision.times > 1 && h("span", { class: "muted" }, ` ${t("decisions.times", { n: count(decision.times) })}`)))));
 }
 
-export default function decisions({ signal }) {
+export default function decisions({ parameters, signal, redraw }) {
+  let filter = parameters;
+  let form;
+  let found = [];
+  async function read() {
+    const wanted = filter;
+    const answer = await get(query("decisions", wanted), signal);
+    // The filter may have changed while the answer was on its way.
+    if (wanted === filter) found = answer;
+  }
+  async function changed(kept) {
+    filter = kept;
+    await read().catch(() => {});
+    redraw();
+  }
   return {
-    load: () => get(query("decisions", {}), signal),
-    draw: (found) => [
+    async load() {
+      const outcomes = OUTCOMES.map((name) => [name, t(`outcome.${name}`)]);
+      form ??= await filterForm("decisions", parameters, { searched: "pod", outcomes, changed, signal });
+      await read();
+      return true;
+    },
+    draw: () => [
       h("div", { class: "page-head" }, h("h1", {}, t("decisions"))),
       h("p", { class: "muted" }, t("decisions.note", { n: 500 })),
-      h("section", { class: "card" }, decisionList(found)),
+      form.isConnected ? h("form", { "data-keep": true }) : form,
+      h("section", { class: "card" }, found.length === 0 && Object.keys(filter).length > 0 ? h("p", { class: "muted" }, t("decisions.none.match")) : decisionList(found)),
     ],
     cares: () => true,
   };

@@ -34,7 +34,8 @@ export default function nodes({ parameters, signal }) {
         offerPods();
         list.reset();
       };
-      const form = await filterForm("nodes", parameters, { states: [["trouble", t("filter.state.trouble")]], fullness: true, changed, signal });
+      const form = await filterForm("nodes", parameters, { states: [["trouble", t("filter.state.trouble")]], fullness: true,
+        sorts: [["full", t("sort.full")], ["free", t("sort.free")], ["trouble", t("sort.trouble")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("nodes")), total, also), form, h("p", { class: "muted legend" }, t("legend")), list.element);
       offerPods();
       await list.reset();

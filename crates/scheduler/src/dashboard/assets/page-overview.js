@@ -2,10 +2,10 @@
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
-import { colour, count, decimal, link, memory, model, percent } from "./format.js";
+import { bound, colour, count, decimal, link, memory, model, percent } from "./format.js";
 import { heatMap } from "./heat.js";
 import { decisionList } from "./page-decisions.js";
-import { noWaste, wasteTable } from "./page-waste.js";
+import { noWaste, unknownIdle, wasteTable } from "./page-waste.js";
 import { sparkline } from "./spark.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
@@ -22,20 +22,21 @@ function figures({ gpus, fragmentation, ...cluster }, waste) {
   const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes + notReadyNodes;
   const withdrawn = notReadyNodes + cordonedNodes + gpus.cordoned > 0;
   const used = waste.usedGpus;
-  // Nothing is known of pods that no agent has measured, so they count neither as idle nor as busy.
-  const isUnmeasured = used === undefined && waste.unknownPods > 0;
-  const measured = (note) => waste.unknownPods > 0 ? [note, h("br"), t("waste.unknown", { n: count(waste.unknownPods) })] : note;
+  // Nothing is known of pods that no agent has measured, so figures without them are lower bounds.
+  const isPartial = waste.unknownPods > 0;
+  const measured = (note) => isPartial ? [note, h("br"), t("waste.unknown", { n: count(waste.unknownPods) })] : note;
+  const idle = waste.idlePods;
   return h("div", { class: "figures" },
     figure(t("over.waiting"), count(cluster.waitingPods), t("over.waiting.note", { n: count(cluster.placedPods) }),
       { href: link("pods", { state: "waiting" }), tone: cluster.waitingPods > 0 ? "warn" : "" }),
     figure(t("over.trouble"), count(trouble),
       t("over.trouble.note", { unhealthy: count(gpus.unhealthy), overbooked: count(gpus.overbooked), unreadable: count(cluster.unreadableNodes), down: count(notReadyNodes) }),
       { href: link("nodes", { state: "trouble" }), tone: trouble > 0 ? "bad" : "good" }),
-    figure(t("over.idle"), isUnmeasured ? "–" : count(waste.idlePods), isUnmeasured ? t("over.used.unknown") : measured(t("over.idle.note", { gpus: decimal(waste.idleGpus) })),
-      { href: link("waste", { state: "idle" }), tone: waste.idlePods > 0 ? "warn" : waste.unknownPods > 0 ? "" : "good" }),
+    figure(t("over.idle"), idle === undefined ? "–" : bound(count(idle), isPartial), idle === undefined ? unknownIdle(waste) : measured(t("over.idle.note", { gpus: decimal(waste.idleGpus) })),
+      { href: link("waste", { state: "idle" }), tone: idle > 0 ? "warn" : isPartial || idle === undefined ? "" : "good" }),
     figure(t("over.taken"), percent(gpus.taken, gpus.total), t("over.taken.note", { part: decimal(gpus.taken), whole: decimal(gpus.total) }),
       { parts: [["accent", gpus.taken]], whole: gpus.total }),
-    figure(t("over.used"), used === undefined ? "–" : percent(used, gpus.total), used === undefined ? t("over.used.unknown") : measured(t("over.used.note", { part: decimal(used), whole: decimal(gpus.taken) })),
+    figure(t("over.used"), used === undefined ? "–" : bound(percent(used, gpus.total), isPartial), used === undefined ? t("over.used.unknown") : measured(t("over.used.note", { part: decimal(used), whole: decimal(gpus.taken) })),
       { parts: [["accent", used ?? 0]], whole: gpus.total, href: link("waste") }),
     figure(t("over.left"), decimal(left),
       [t("over.left.note", { useless: decimal(useless), left: decimal(left) }), withdrawn && t("over.left.without", { nodes: count(cordonedNodes + notReadyNodes), gpus: count(gpus.cordoned) })].filter(Boolean).join("; "),

@@ -2,7 +2,7 @@
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
-import { age, colour, count, decimal, link, memory, percent } from "./format.js";
+import { age, colour, count, decimal, link, memory, percent, time } from "./format.js";
 import { sparkline } from "./spark.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
@@ -13,16 +13,22 @@ const COLUMNS = [["pod", "pod"], ["node", "node"], ["held", "waste.held"], ["use
 // Pods on one page of the list.
 const PAGE = 100;
 
+/** The reason why the number of idle pods is unknown. */
+export function unknownIdle({ usedGpus, observedSinceMillis }) {
+  return usedGpus === undefined || observedSinceMillis === undefined ? t("over.used.unknown") : t("over.idle.unknown", { since: time(observedSinceMillis) });
+}
+
 /** The text for an empty list: no pod is idle, or no use is known. */
-export function noWaste({ usedGpus, unknownPods }) {
-  return t(usedGpus === undefined && unknownPods > 0 ? "over.used.unknown" : "waste.none");
+export function noWaste(view, state) {
+  if (view.usedGpus === undefined) return t("over.used.unknown");
+  return state === "idle" && view.idlePods === undefined ? unknownIdle(view) : t("waste.none");
 }
 
 /** Lists pods with what they hold and use. `sort` links the column names to this order. A table without it is small
  *  and leaves out the nodes. */
 export function wasteTable(pods, sort) {
   const columns = sort ? COLUMNS : COLUMNS.filter(([key]) => key !== "node" && key !== "wasted");
-  const heading = ([key, text]) => h("th", { scope: "col", class: ["held", "used", "wasted", "idle"].includes(key) ? "number" : "", "aria-sort": sort?.current === key ? "ascending" : undefined },
+  const heading = ([key, text]) => h("th", { scope: "col", class: ["held", "wasted", "idle"].includes(key) ? "number" : "", "aria-sort": sort?.current === key ? "ascending" : undefined },
     sort ? h("a", { href: sort.link(key) }, t(text)) : t(text));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("waste") },
     h("table", { class: "waste" },
@@ -31,8 +37,8 @@ export function wasteTable(pods, sort) {
         h("th", { scope: "row" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
         sort && h("td", {}, h("a", { href: link("node", pod.node) }, pod.node)),
         h("td", { class: "number" }, t("gpus.count", { n: decimal(pod.heldGpus) })),
-        h("td", { class: "with-bar number" }, bar([["accent", pod.usedGpus]], pod.heldGpus), h("span", { class: "figure" }, percent(pod.usedGpus, pod.heldGpus)),
-          sort && pod.memoryUsedMiB !== undefined && h("span", { class: "muted" }, ` · ${memory(pod.memoryUsedMiB)}`)),
+        h("td", { class: "with-bar" }, bar([["accent", pod.usedGpus]], pod.heldGpus), h("span", { class: "figure" }, percent(pod.usedGpus, pod.heldGpus)),
+          sort && h("span", { class: "muted amount" }, pod.memoryUsedMiB !== undefined && `· ${memory(pod.memoryUsedMiB)}`)),
         sort && h("td", { class: `number ${pod.idle ? "warn" : ""}` }, decimal(pod.wastedGpus, 2)),
         h("td", { class: `number ${pod.idle ? "warn" : ""}` }, pod.idleSinceMillis === undefined ? "–" : age(pod.idleSinceMillis)))))));
 }
@@ -62,7 +68,7 @@ export default function waste({ parameters, signal }) {
         h("section", { class: "card" }, sparkline(view.history, Math.max(view.heldGpus, ...view.history.map((point) => point.held)))),
         h("p", { class: "chips" }, chip(t("filter.all"), { state: "", namespace: "" }, !state && !namespace), " ", chip(t("over.idle"), { state: "idle" }, state === "idle"),
           view.namespaces.map((name) => [" ", chip(name, { namespace: name }, namespace === name)])),
-        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, noWaste(view)) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
+        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, noWaste(view, state)) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
           pages(view, parameters)),
         view.unknownPods > 0 && h("p", { class: "muted" }, t("waste.unknown", { n: count(view.unknownPods) })),
       ];

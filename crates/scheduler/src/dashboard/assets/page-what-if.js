@@ -3,6 +3,7 @@
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
 import { explanation } from "./explanation.js";
+import { link } from "./format.js";
 import { t } from "./text.js";
 
 const POLICIES = ["tessera", "link", "fragment", "share", "simple", "static", "best-effort", "binpack", "spread"];
@@ -26,13 +27,15 @@ export default function whatIf({ parameters, signal }) {
   const field = (label, input) => h("label", {}, h("span", {}, label), input);
   const result = h("section", { class: "card", role: "status", hidden: true });
   const submit = h("button", { type: "submit" }, t("whatif.ask"));
-  const kind = h("select", { name: "kind", onchange: showFields }, Object.entries(KINDS).map(([value, [text]]) => h("option", { value }, t(text))));
+  // The form is part of the address, so that a link can name a request.
+  const isAsked = parameters.kind in KINDS;
+  const kind = h("select", { name: "kind", onchange: showFields }, Object.entries(KINDS).map(([value, [text]]) => h("option", { value, selected: value === parameters.kind }, t(text))));
   const namespace = h("input", { name: "namespace", value: parameters.namespace ?? "default", list: "namespaces" });
   const names = h("datalist", { id: "namespaces" });
-  const cpu = h("input", { name: "cpu", value: "4", inputmode: "decimal" });
-  const policy = h("select", { name: "policy" }, h("option", { value: "" }, t("whatif.cluster")), POLICIES.map((name) => h("option", { value: name }, name)));
+  const cpu = h("input", { name: "cpu", value: isAsked ? parameters.cpu ?? "" : "4", inputmode: "decimal" });
+  const policy = h("select", { name: "policy" }, h("option", { value: "" }, t("whatif.cluster")), POLICIES.map((name) => h("option", { value: name, selected: name === parameters.policy }, name)));
   const manifest = h("textarea", { name: "manifest", rows: 12, spellcheck: "false" });
-  manifest.value = JSON.stringify(EXAMPLE, null, 2);
+  manifest.value = parameters.manifest ?? JSON.stringify(EXAMPLE, null, 2);
   const amounts = h("div", { class: "amounts" });
   const common = h("div", { class: "amounts" }, field(t("namespace"), namespace), field(t("whatif.cpu"), cpu), field(t("whatif.policy"), policy));
 
@@ -40,12 +43,20 @@ export default function whatIf({ parameters, signal }) {
     const byHand = kind.value === "manifest";
     common.hidden = byHand;
     amounts.replaceChildren(...(byHand ? [field(t("whatif.manifest"), manifest)]
-      : KINDS[kind.value][1].map(([label, resource, value]) => field(t(label), h("input", { type: "number", min: "0", name: resource, value })))));
+      : KINDS[kind.value][1].map(([label, resource, value]) => field(t(label), h("input", { type: "number", min: "0", name: resource, value: parameters[resource] ?? value })))));
   }
+
+  function remember() {
+    const chosen = kind.value === "manifest" ? { manifest: manifest.value }
+      : { ...amountsOf(), namespace: namespace.value, cpu: cpu.value, policy: policy.value };
+    history.replaceState(null, "", link("what-if", { kind: kind.value, ...chosen }));
+  }
+
+  const amountsOf = () => Object.fromEntries([...amounts.querySelectorAll("input")].map((input) => [input.name, input.value]));
 
   function pod() {
     if (kind.value === "manifest") return manifest.value;
-    const limits = Object.fromEntries([...amounts.querySelectorAll("input")].map((input) => [input.name, input.value]));
+    const limits = amountsOf();
     if (cpu.value) limits.cpu = cpu.value;
     const annotations = policy.value ? { "tessera.dev/policy": policy.value } : {};
     return JSON.stringify({
@@ -54,8 +65,13 @@ export default function whatIf({ parameters, signal }) {
     });
   }
 
-  async function submitted(event) {
+  function submitted(event) {
     event.preventDefault();
+    remember();
+    return ask();
+  }
+
+  async function ask() {
     submit.textContent = t("whatif.asking");
     result.hidden = false;
     try {
@@ -74,8 +90,9 @@ export default function whatIf({ parameters, signal }) {
       root.append(
         h("div", { class: "page-head" }, h("h1", {}, t("what-if"))),
         h("p", { class: "muted" }, t("whatif.note")),
-        h("form", { class: "card what-if", onsubmit: submitted }, field(t("whatif.kind"), kind), amounts, common, names, h("p", {}, submit)),
+        h("form", { class: "card what-if", onsubmit: submitted, onchange: remember }, field(t("whatif.kind"), kind), amounts, common, names, h("p", {}, submit)),
         result);
+      if (isAsked) await ask();
     },
     told() {},
   };

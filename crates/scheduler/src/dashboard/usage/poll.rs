@@ -5,9 +5,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use tessera_core::units::NodeName;
 
-use super::super::view::{cluster, node};
+use super::super::view::{cluster, node, waste};
 use super::UsageLog;
 use crate::server::App;
 use crate::state::StateAccess as _;
@@ -48,23 +47,33 @@ async fn round(app: &Arc<App>) -> usize {
         worker.for_each_node(|state, name| {
             if let Some(agent) = node::agent(state, &name.0) {
                 let holders = state.ledger().grants_on(name).map(|grant| grant.pod.0.clone());
-                agents.push((name.clone(), agent, holders.collect::<HashSet<String>>()));
+                agents.push((agent, holders.collect::<HashSet<String>>()));
             }
         });
-        (agents, cluster::cluster(&*worker).gpus.taken)
+        agents
     });
     // A panic was logged when it happened.
-    let Ok((agents, held)) = listed.await else { return 0 };
+    let Ok(agents) = listed.await else { return 0 };
     let nodes = agents.len();
     stream::iter(agents)
-        .for_each_concurrent(MAX_CONCURRENT, async |(NodeName(name), agent, holders)| {
+        .for_each_concurrent(MAX_CONCURRENT, async |(agent, holders)| {
             // The page of the node shows why an agent does not answer.
             if let Ok(used) = app.agents.read(Some(agent)).await {
-                with_log(app, |log| log.observe(millis(app), &name, &holders, &used));
+                with_log(app, |log| log.observe(millis(app), &holders, &used));
             }
         })
         .await;
-    with_log(app, |log| log.end_round(begun, held));
+    let worker = Arc::clone(app);
+    let ended = tokio::task::spawn_blocking(move || {
+        with_log(&worker, |log| log.forget_unsampled(begun));
+        let held = cluster::cluster(&*worker).gpus.taken;
+        let totals = {
+            let log = worker.dashboard.usage.read().unwrap_or_else(PoisonError::into_inner);
+            worker.with_state(|state| waste::totals(state, &log))
+        };
+        with_log(&worker, |log| log.add_point(totals.point(begun, held)));
+    });
+    let _panicked = ended.await;
     nodes
 }
 

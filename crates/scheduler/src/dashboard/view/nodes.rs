@@ -1,6 +1,7 @@
 //! The list of nodes, with one tile per GPU.
 
 use serde::Serialize;
+use tessera_core::units::NodeName;
 
 use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::cluster::bucket;
@@ -34,24 +35,26 @@ pub struct NodeSummary {
     pub problem: Option<String>,
 }
 
-/// Returns the nodes that match the query, sorted by name. Nodes without GPUs are left out.
+/// Returns the nodes that match the query in the wanted order, and then by name. Nodes without GPUs are left out.
 #[must_use]
 pub fn nodes(access: &impl StateAccess, query: &ListQuery) -> Page<NodeSummary> {
-    let mut shown = Vec::new();
+    let mut shown: Vec<(f64, NodeName)> = Vec::new();
     access.for_each_node(|state, name| {
-        let passes = match lookup::node(state, name) {
-            Some(NodeLookup::Gpus(node)) => passes(state, node, query),
-            Some(NodeLookup::Unreadable(_)) => passes_unread(&name.0, query),
-            Some(NodeLookup::NoGpus) | None => false,
+        let rank = match lookup::node(state, name) {
+            Some(NodeLookup::Gpus(node)) => passes(state, node, query).then(|| rank(&query.sort, node)),
+            Some(NodeLookup::Unreadable(_)) => {
+                passes_unread(&name.0, query).then(|| rank_unread(&query.sort))
+            }
+            Some(NodeLookup::NoGpus) | None => None,
         };
-        if passes {
-            shown.push(name.clone());
-        }
+        shown.extend(rank.map(|rank| (rank, name.clone())));
     });
+    // The sort is stable: equal nodes stay in the order of their names.
+    shown.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let (total, range) = (shown.len(), query.range(shown.len()));
     let items = access.with_state(|state| {
         let page = shown.drain(range.clone());
-        page.filter_map(|name| Some(summary(state, &name.0, lookup::node(state, &name)?))).collect()
+        page.filter_map(|(_, name)| Some(summary(state, &name.0, lookup::node(state, &name)?))).collect()
     });
     Page { total, offset: range.start, items }
 }
@@ -80,6 +83,28 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
         NodeLookup::Unreadable(problem) => NodeSummary { problem: Some(problem.to_owned()), ..empty },
         NodeLookup::NoGpus => empty,
     }
+}
+
+/// Returns the rank of a node in an order. The highest rank comes first.
+fn rank(sort: &str, node: GpuNode<'_>) -> f64 {
+    let totals = || GpuTotals::of(node.state);
+    let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+    match sort {
+        "full" => totals().taken / number(totals().total.max(1)),
+        // Nothing is free on a node that takes no new pods.
+        "free" if !node.takes_pods() => 0.0,
+        "free" => node.state.gpus_left(),
+        "trouble" => {
+            let totals = totals();
+            number(totals.unhealthy + totals.overbooked + usize::from(node.ready == Some(false)))
+        }
+        _ => 0.0,
+    }
+}
+
+/// Returns the rank of a node that cannot be parsed, which is one problem.
+fn rank_unread(sort: &str) -> f64 {
+    if sort == "trouble" { 1.0 } else { 0.0 }
 }
 
 /// Returns whether a node that cannot be parsed matches the query. Only its name and the state

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use tessera_core::grant::Hold;
+use tessera_core::natural::natural;
 use tessera_core::request::{ContainerRole, MemoryRequest, Request};
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::pod_spec::{BadPod, Claim};
@@ -131,7 +132,7 @@ pub fn pods(access: &impl StateAccess, query: &ListQuery) -> Page<PodRow> {
 fn order(sort: &str, a: &GpuPod, b: &GpuPod) -> Ordering {
     // Times in RFC 3339 form in UTC sort like text.
     let by_age = || a.created.cmp(&b.created);
-    let by_name = || (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
+    let by_name = || natural(&a.namespace, &b.namespace).then_with(|| natural(&a.name, &b.name));
     let by_state = || a.node.is_some().cmp(&b.node.is_some());
     let by_wait = || if a.node.is_none() && b.node.is_none() { by_age() } else { Ordering::Equal };
     match sort {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use tessera_core::natural::natural;
+use tessera_core::units::PodUid;
 
 use super::super::usage::{HistoryPoint, PodUse, UsageLog};
 use super::ListQuery;
@@ -23,12 +24,17 @@ pub struct WasteView {
     /// Number of GPUs that pods keep busy. Absent if the use of no pod is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_gpus: Option<f64>,
-    /// Number of pods that have been idle for ten minutes or longer.
-    pub idle_pods: usize,
+    /// Number of pods that have been idle for ten minutes or longer. Absent until use has been observed for as long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_pods: Option<usize>,
     /// Number of GPUs that these pods hold.
-    pub idle_gpus: f64,
-    /// Number of pods whose use is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_gpus: Option<f64>,
+    /// Number of pods whose use is unknown. If there are any, `used_gpus`, `idle_pods` and `idle_gpus` are lower bounds.
     pub unknown_pods: usize,
+    /// Time since when this replica observes the use of pods, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_since_millis: Option<u64>,
     /// History of held and used GPUs, oldest first.
     pub history: Vec<HistoryPoint>,
     /// Namespaces of all pods whose use is known, in natural order.
@@ -67,29 +73,79 @@ pub struct WastePod {
     pub idle: bool,
 }
 
+/// Held and used GPUs of all pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct UseTotals {
+    /// Number of GPUs that pods hold.
+    pub held_gpus: f64,
+    /// Number of GPUs that pods keep busy, or `None` if the use of no pod is known.
+    pub used_gpus: Option<f64>,
+    /// Number of pods whose use is unknown.
+    pub unknown_pods: usize,
+}
+
+impl UseTotals {
+    /// Returns these totals as a point of history, with the GPUs that the whole cluster has `allocated`.
+    #[must_use]
+    pub fn point(self, unix_millis: u64, allocated: f64) -> HistoryPoint {
+        let Self { used_gpus: used, unknown_pods, .. } = self;
+        HistoryPoint { unix_millis, held: allocated, used, unknown_pods }
+    }
+
+    fn add(&mut self, held_gpus: f64, used: Option<&PodUse>) {
+        self.held_gpus += held_gpus;
+        match used {
+            Some(used) => self.used_gpus = Some(self.used_gpus.unwrap_or(0.0) + used.busy_percent / 100.0),
+            None => self.unknown_pods += 1,
+        }
+    }
+
+    /// Returns the totals of all pods that were added. Without any pod, no GPU is used.
+    fn complete(mut self) -> Self {
+        if self.unknown_pods == 0 {
+            self.used_gpus.get_or_insert(0.0);
+        }
+        self
+    }
+}
+
+/// Returns what all pods hold and use. The history and the current figures both come from here.
+#[must_use]
+pub fn totals(state: &State, log: &UsageLog) -> UseTotals {
+    let mut totals = UseTotals::default();
+    holders(state).for_each(|(uid, _, held_gpus)| totals.add(held_gpus, log.pod(&uid.0)));
+    totals.complete()
+}
+
+/// Returns the pods that hold GPUs, with the number of GPUs of each.
+fn holders(state: &State) -> impl Iterator<Item = (&PodUid, &GpuPod, f64)> {
+    let placed = state.gpu_pods().filter(|(_, pod)| pod.node.is_some());
+    let held = placed.map(|(uid, pod)| (uid, pod, held(state, uid, pod)));
+    // Agents do not measure what kube-scheduler counts itself, such as MIG instances.
+    held.filter(|(_, pod, held_gpus)| *held_gpus > 0.0 || pod.spec.asks_for_gpus())
+}
+
 /// Compares what pods hold with what they use at `now_millis`. The query selects pods by namespace and by the state
 /// `idle`, sorts them, and chooses a page.
 #[must_use]
 pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) -> WasteView {
-    let mut view = WasteView { history: log.points().copied().collect(), ..WasteView::default() };
+    let mut view = WasteView {
+        history: log.points().copied().collect(),
+        observed_since_millis: log.observed_since_millis(),
+        ..WasteView::default()
+    };
     let mut namespaces = BTreeSet::new();
-    for (uid, pod) in state.gpu_pods().filter(|(_, pod)| pod.node.is_some()) {
-        let held_gpus = held(state, uid, pod);
-        // Agents do not measure what kube-scheduler counts itself, such as MIG instances.
-        if held_gpus == 0.0 && !pod.spec.asks_for_gpus() {
-            continue;
-        }
-        view.held_gpus += held_gpus;
-        let Some(used) = log.pod(&uid.0) else {
-            view.unknown_pods += 1;
-            continue;
-        };
+    let mut totals = UseTotals::default();
+    let (mut idle_pods, mut idle_gpus) = (0, 0.0);
+    for (uid, pod, held_gpus) in holders(state) {
+        let used = log.pod(&uid.0);
+        totals.add(held_gpus, used);
+        let Some(used) = used else { continue };
         namespaces.insert(pod.namespace.as_str());
         let pod = waste_pod(pod, held_gpus, used, now_millis);
-        view.used_gpus = Some(view.used_gpus.unwrap_or(0.0) + pod.used_gpus);
         if pod.idle {
-            view.idle_pods += 1;
-            view.idle_gpus += held_gpus;
+            idle_pods += 1;
+            idle_gpus += held_gpus;
         }
         if (query.namespace.is_empty() || pod.namespace == query.namespace)
             && (query.state != "idle" || pod.idle)
@@ -97,6 +153,14 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) 
             view.pods.push(pod);
         }
     }
+    let totals = totals.complete();
+    let has_observed = log.has_observed_for(IDLE_MILLIS, now_millis);
+    // Without any pod, none is idle.
+    let is_idle_known = totals.used_gpus.is_some() && (has_observed || namespaces.is_empty());
+    (view.held_gpus, view.used_gpus, view.unknown_pods) =
+        (totals.held_gpus, totals.used_gpus, totals.unknown_pods);
+    (view.idle_pods, view.idle_gpus) =
+        (is_idle_known.then_some(idle_pods), is_idle_known.then_some(idle_gpus));
     view.namespaces = namespaces.into_iter().map(str::to_owned).collect();
     view.namespaces.sort_by(|a, b| natural(a, b));
     view.pods.sort_by(|a, b| order(&query.sort, a, b));
@@ -123,7 +187,7 @@ fn order(sort: &str, a: &WastePod, b: &WastePod) -> Ordering {
     by_column.then_with(by_name)
 }
 
-fn held(state: &State, uid: &tessera_core::units::PodUid, pod: &GpuPod) -> f64 {
+fn held(state: &State, uid: &PodUid, pod: &GpuPod) -> f64 {
     let node = pod.node.as_ref().and_then(|name| state.ledger().node(name));
     let (Some(node), Some(grant)) = (node, state.ledger().grant(uid)) else { return 0.0 };
     let part = |(index, usage)| node.node().gpu(index).map_or(0.0, |gpu| taken(gpu, usage));

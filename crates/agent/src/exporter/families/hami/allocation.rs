@@ -9,14 +9,16 @@ use super::{CURRENT, LEGACY, LabelNames, ZONE};
 use crate::exporter::{GpuSnapshot, Snapshot, snapshot::granted};
 
 /// Name, earlier name, help text and value of a family of GPUs.
-type GpuRow = (&'static str, &'static str, &'static str, fn(&AllocatedGpu<'_>) -> f64);
+type GpuRow = (&'static str, &'static str, &'static str, fn(&AllocatedGpu<'_>) -> Option<f64>);
 
 /// HAMi's compute of a whole GPU.
 const ALL_CORES: &str = "100";
 
 const GPU_ROWS: [GpuRow; 7] = [
-    ("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit", "Memory of the GPU in bytes", |gpu| gpu.memory()),
-    ("hami_gpu_core_limit_ratio", "GPUDeviceCoreLimit", "Compute of the GPU in percent", |_| 100.0),
+    ("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit", "Memory of the GPU in bytes", |gpu| {
+        Some(gpu.memory())
+    }),
+    ("hami_gpu_core_limit_ratio", "GPUDeviceCoreLimit", "Compute of the GPU in percent", |_| Some(100.0)),
     (ALLOCATED, LEGACY_ALLOCATED, "Allocated memory of the GPU in bytes", |gpu| gpu.allocated()),
     ("hami_gpu_shared_count", "GPUDeviceSharedNum", "Containers that hold a part of the GPU", |gpu| {
         gpu.holders
@@ -25,13 +27,13 @@ const GPU_ROWS: [GpuRow; 7] = [
         "hami_gpu_core_allocated_ratio",
         "GPUDeviceCoreAllocated",
         "Allocated compute of the GPU in percent",
-        |gpu| 100.0 - f64::from(gpu.gpu.free_compute.0),
+        |gpu| gpu.gpu.room.map(|room| 100.0 - f64::from(room.compute.0)),
     ),
     (OVERVIEW, LEGACY_OVERVIEW, "Allocated memory of the GPU in bytes, with its capacity as labels", |gpu| {
         gpu.allocated()
     }),
     (RATIO, LEGACY_RATIO, "Allocated part of the GPU's memory", |gpu| {
-        gpu.allocated() / gpu.memory().max(1.0)
+        gpu.allocated().map(|allocated| allocated / gpu.memory().max(1.0))
     }),
 ];
 
@@ -43,10 +45,10 @@ const LEGACY_OVERVIEW: &str = "nodeGPUOverview";
 const RATIO: &str = "hami_node_gpu_memory_allocated_ratio";
 const LEGACY_RATIO: &str = "nodeGPUMemoryPercentage";
 
-/// A GPU with the number of containers on it.
+/// A GPU with the number of containers on it, if it is known.
 struct AllocatedGpu<'a> {
     gpu: &'a GpuSnapshot,
-    holders: f64,
+    holders: Option<f64>,
 }
 
 impl AllocatedGpu<'_> {
@@ -54,8 +56,8 @@ impl AllocatedGpu<'_> {
         bytes(self.gpu.info.memory.0)
     }
 
-    fn allocated(&self) -> f64 {
-        bytes(self.gpu.info.memory.0.saturating_sub(self.gpu.free_memory.0))
+    fn allocated(&self) -> Option<f64> {
+        self.gpu.room.map(|room| bytes(self.gpu.info.memory.0.saturating_sub(room.memory.0)))
     }
 }
 
@@ -94,13 +96,13 @@ fn write_gpus(
     page: &mut MetricsPage,
     names: &LabelNames,
     (name, help, [cores, limit]): (&str, &str, [&str; 2]),
-    value: fn(&AllocatedGpu<'_>) -> f64,
+    value: fn(&AllocatedGpu<'_>) -> Option<f64>,
 ) {
     let mut family = page.family(name, Gauge, help);
     for (place, gpu) in snapshot.gpus.iter().enumerate() {
         let shares = snapshot.containers.iter().flat_map(|container| &container.shares);
         let count = shares.filter(|share| share.gpu == place && share.hold.is_some()).count();
-        let holders = f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        let holders = gpu.room.map(|_| f64::from(u32::try_from(count).unwrap_or(u32::MAX)));
         let [node, index, uuid, kind] = names.gpu;
         let mut labels = Labels::new(&[
             (node, &snapshot.node),

@@ -1,5 +1,7 @@
 //! Families of containers: what each container holds and uses on each GPU.
 
+use std::collections::BTreeSet;
+
 use tessera_wire::metrics::{
     Labels,
     MetricKind::{self, Counter, Gauge, Info},
@@ -72,8 +74,8 @@ const ROWS: [Row; 17] = [
         "Energy of the GPU in proportion to the container's busy time.",
         |share, gpu| share.total.filter(|_| gpu.measured && gpu.has_energy).map(|total| total.energy).into(),
     ),
-    ("tessera_container_processes", Gauge, "The container's processes on the GPU.", |share, gpu| {
-        (gpu.reading.is_some() && share.unknown.is_none()).then_some(share.pids.len()).into()
+    ("tessera_container_processes", Gauge, "The container's processes on the GPU.", |share, _| {
+        share.pids.as_ref().map(Vec::len).into()
     }),
     (
         "tessera_container_escaped_processes",
@@ -130,10 +132,11 @@ pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
         let mut family = page.family(name, kind, help);
         shares.iter().for_each(|(labels, share, gpu)| family.sample(labels, value(share, gpu)));
     }
-    let help = "1 if the use of the GPU by the container is unknown, for this reason; its other families are absent.";
+    let help = "1 if the use of the GPU by the container, or a part of it, is unknown for this reason; the families concerned are absent.";
     let mut family = page.family("tessera_container_usage_unknown", Gauge, help);
     for (labels, share, _) in &shares {
-        if let Some(unknown) = share.unknown {
+        let reasons = BTreeSet::from([share.unknown_memory, share.unknown_time]);
+        for unknown in reasons.into_iter().flatten() {
             family.sample(&labels.and(&[("reason", unknown.name())]), 1u64);
         }
     }

@@ -1,6 +1,8 @@
 //! Families of GPUs: identity, free capacity, usage, and the part of the usage that belongs to no
 //! container.
 
+use std::collections::BTreeSet;
+
 use tessera_node::gpus::MigInstance;
 use tessera_wire::metrics::{
     Labels,
@@ -8,7 +10,7 @@ use tessera_wire::metrics::{
     MetricsPage, Value,
 };
 
-use crate::exporter::{GpuReading, GpuSnapshot, Snapshot, usage::mebibytes};
+use crate::exporter::{GpuReading, GpuSnapshot, Room, Snapshot, usage::mebibytes};
 
 pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
     let gpus = GpuFamilies::of(snapshot);
@@ -25,10 +27,10 @@ struct GpuFamilies<'a>(Vec<(Labels, &'a GpuSnapshot)>);
 
 /// Returns the granted part of the GPU by the scarcer of compute and memory. A pod with memory only takes
 /// no compute and can still fill the GPU.
-fn granted_ratio(gpu: &GpuSnapshot) -> f64 {
+fn granted_ratio(gpu: &GpuSnapshot, room: Room) -> f64 {
     let part = |free: f64, all: f64| if all > 0.0 { 1.0 - (free / all).clamp(0.0, 1.0) } else { 0.0 };
-    let compute = part(f64::from(gpu.free_compute.0), 100.0);
-    let memory = part(mebibytes(gpu.free_memory.0 << 20), mebibytes(gpu.info.memory.0 << 20));
+    let compute = part(f64::from(room.compute.0), 100.0);
+    let memory = part(mebibytes(room.memory.0 << 20), mebibytes(gpu.info.memory.0 << 20));
     compute.max(memory)
 }
 
@@ -87,34 +89,44 @@ impl<'a> GpuFamilies<'a> {
         }
     }
 
+    /// Writes a gauge that follows from the grants on the GPU.
+    fn granted<V: Into<Value>>(
+        &self,
+        page: &mut MetricsPage,
+        name: &str,
+        help: &str,
+        value: impl Fn(&GpuSnapshot, Room) -> V,
+    ) {
+        self.gauge(page, name, help, |gpu| gpu.room.map(|room| value(gpu, room)));
+    }
+
     fn free_capacity(&self, page: &mut MetricsPage) {
-        self.gauge(
+        self.granted(
             page,
             "tessera_gpu_allocatable_compute_ratio",
             "Compute of the GPU that can still be granted; 0 for a GPU that may not be granted.",
-            |gpu| if gpu.info.health.is_healthy() { f64::from(gpu.free_compute.0) / 100.0 } else { 0.0 },
+            |gpu, room| if gpu.info.health.is_healthy() { f64::from(room.compute.0) / 100.0 } else { 0.0 },
         );
-        self.gauge(
+        self.granted(
             page,
             "tessera_gpu_allocatable_memory_bytes",
             "Memory of the GPU that can still be granted; 0 for a GPU that may not be granted.",
-            |gpu| if gpu.info.health.is_healthy() { gpu.free_memory.0 << 20 } else { 0 },
+            |gpu, room| if gpu.info.health.is_healthy() { room.memory.0 << 20 } else { 0 },
         );
-        self.gauge(
+        self.granted(
             page,
             "tessera_gpu_granted_ratio",
             "Granted part of the GPU: the larger of the parts of its compute and of its memory.",
             granted_ratio,
         );
-        self.gauge(
+        self.granted(
             page,
             "tessera_gpu_allocatable_ratio",
             "Part of the GPU that can still be granted: the smaller of the free parts of its compute and of its memory; 0 for a GPU that may not be granted.",
-            |gpu| if gpu.info.health.is_healthy() { 1.0 - granted_ratio(gpu) } else { 0.0 },
+            |gpu, room| if gpu.info.health.is_healthy() { 1.0 - granted_ratio(gpu, room) } else { 0.0 },
         );
-        self.gauge(page, "tessera_gpu_overbooked", "1 if grants exceed the capacity of the GPU.", |gpu| {
-            gpu.overbooked
-        });
+        let help = "1 if grants exceed the capacity of the GPU.";
+        self.granted(page, "tessera_gpu_overbooked", help, |_, room| room.overbooked);
     }
 
     fn memory(&self, page: &mut MetricsPage) {
@@ -146,12 +158,14 @@ impl<'a> GpuFamilies<'a> {
             let Some(split) = gpu.reading.as_ref().and_then(|reading| reading.used.as_ref()) else {
                 continue;
             };
-            for (part, bytes) in [("host", split.host), ("unknown", split.unknown), ("driver", split.rest)] {
+            for (part, bytes) in
+                [("host", split.host), ("unknown", Some(split.unknown)), ("driver", split.driver)]
+            {
                 remainder.sample(&labels.and(&[("part", part)]), bytes);
             }
         }
         self.measured(page, "tessera_gpu_processes", "Processes on the GPU.", |reading| {
-            Some(reading.pids.len())
+            reading.pids.as_ref().map(BTreeSet::len)
         });
     }
 
@@ -160,7 +174,7 @@ impl<'a> GpuFamilies<'a> {
             page,
             "tessera_gpu_busy_ratio",
             "Fraction of the last interval in which any kernel ran.",
-            |reading| reading.busy.as_ref().map(|split| split.whole),
+            |reading| reading.busy.as_ref().map(|split| split.all.whole),
         );
         let mut busy =
             page.family("tessera_gpu_busy_seconds_total", Counter, "Time in which any kernel ran.");
