@@ -84,7 +84,9 @@ impl Bench {
 
     /// Returns all lines that a pod has printed.
     pub(super) async fn lines(&self, pod: &str) -> Result<Vec<String>> {
-        let log = self.stage.cluster.pods().logs(pod, &LogParams::default()).await?;
+        // A kubelet that has just restarted is ready before it serves logs.
+        let read = async || Ok(Some(self.stage.cluster.pods().logs(pod, &LogParams::default()).await?));
+        let log = self.harness.wait_for(&format!("the log of {pod}"), Duration::from_secs(20), read).await?;
         Ok(log.lines().map(str::to_owned).collect())
     }
 

@@ -69,8 +69,14 @@ impl Installation {
                 Ok(self.leader().await?.starts_with(name(other)).then_some(()))
             })
             .await?;
+        // kube-scheduler takes the first node that is free, and kubectl frees one after the other. So the node that
+        // has no replica comes first.
         let untaint = format!("{HELD}-");
-        self.cluster().kubectl(&["taint", "node", "--all", &untaint]).await?;
+        for replica in [leading, other] {
+            let node = replica.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            let node = node.with_context(|| format!("{} has no node", name(replica)))?;
+            self.cluster().kubectl(&["taint", "node", node, &untaint]).await?;
+        }
         let rollout = format!("deployment/{SCHEDULER}");
         self.cluster().kubectl(&["-n", NAMESPACE, "rollout", "status", &rollout, "--timeout=60s"]).await?;
         self.eviction_is_allowed().await
