@@ -37,6 +37,7 @@ mod publications;
 mod reconcile;
 mod settings;
 mod throttle_cycle;
+mod unknown_keys;
 mod usage_check;
 mod usage_sample;
 mod view;

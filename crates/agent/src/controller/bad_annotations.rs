@@ -9,7 +9,7 @@ use tessera_wire::{
     tessera::{eviction, grant::BadGrant, preferences},
 };
 
-use super::{Action, OPT_OUT, Warning, pods::Pods};
+use super::{Action, OPT_OUT, Warning, pods::Pods, unknown_keys};
 
 /// Errors that were reported, by pod.
 #[derive(Debug, Default)]
@@ -52,7 +52,8 @@ pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: Option<&BadG
     let isolation = isolation.map(|value| format!("{OPT_OUT}: found {value:?}; write off, or remove it"));
     // A bad request is no bad annotation. The scheduler and the answer to the kubelet report it.
     let grant = grant.filter(|error| !matches!(error, BadGrant::Pod(_))).map(ToString::to_string);
-    preferences.chain(eviction).chain(isolation).chain(grant).collect()
+    let unknown = unknown_keys::errors(annotations);
+    preferences.chain(eviction).chain(isolation).chain(grant).chain(unknown).collect()
 }
 
 #[cfg(test)]
