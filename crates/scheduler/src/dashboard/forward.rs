@@ -19,8 +19,9 @@ use crate::server::App;
 /// Marks a request that another replica has forwarded. It is not forwarded again.
 const FORWARDED: &str = "x-tessera-forwarded";
 
-/// Pages about this replica itself.
-const OWN_PATHS: [&str; 3] = ["/metrics", "/metrics/nodes", "/version"];
+/// Pages about this replica itself. `/metrics/nodes` is not one of them: readers reach it through the Service, and only
+/// the leader knows the cluster.
+const OWN_PATHS: [&str; 2] = ["/metrics", "/version"];
 
 /// Time in which the leader must begin to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

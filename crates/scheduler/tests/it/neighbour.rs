@@ -95,6 +95,7 @@ async fn a_replica_that_waits_forwards_readers_to_the_leader() {
     }
     assert_eq!(body().await.1, leader.get("/api/v1/nodes").await.1);
     assert!(follower.get("/metrics").await.1.contains("tessera_scheduler_leading 0"), "its own metrics");
+    assert_eq!(follower.get("/metrics/nodes").await, leader.get("/metrics/nodes").await);
     // What readers send to a replica with a login, such as their token, must not go to one without.
     let reviews = ReviewServer::start().await.unwrap();
     let reader = KnownToken { user: "jane", audience: None, paths: &[page_rights::DASHBOARD] };
