@@ -21,6 +21,7 @@ const OF_BOTH: &[WithoutEffect] = &[
     ("log-dir", true, "logs go to standard error"),
     ("log-file", true, "logs go to standard error"),
     ("log-file-max-size", true, "logs go to standard error"),
+    ("log-flush-frequency", true, "logs are not buffered"),
     ("logtostderr", false, "logs go to standard error"),
     ("skip-headers", false, "every line has a time and a level"),
     ("skip-log-headers", false, "logs go to standard error"),
@@ -234,11 +235,12 @@ mod tests {
         for command in ["agent", "scheduler"] {
             check(
                 &format!(
-                    "{command} --log_file=/var/log/x --log_file_max_size 1800 --skip_headers --add_dir_header=true"
+                    "{command} --log_file=/var/log/x --log_file_max_size 1800 --skip_headers --add_dir_header=true \
+                     --log-flush-frequency 5s"
                 ),
                 &format!(
                     "{command} --no-effect=log-file --no-effect=log-file-max-size --no-effect=skip-headers \
-                     --no-effect=add-dir-header"
+                     --no-effect=add-dir-header --no-effect=log-flush-frequency"
                 ),
             );
         }

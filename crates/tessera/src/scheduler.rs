@@ -28,13 +28,17 @@ use crate::{host, old_flags, values};
 
 /// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+// The start scripts of the originals append EXTRA_FLAGS to set a flag again, and there the last value counts.
+#[command(
+    args_override_self = true,
+    after_help = "Examples:
   tessera scheduler --certificates-in kube-system        # in a pod: deploy/scheduler
   tessera scheduler --insecure-listen 127.0.0.1:12345    # for tests on one host
   tessera scheduler --insecure-listen :39999             # the port of a replaced extender
 
 kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.
-Flags of gpu-admission and of the extenders of gputopology and gpushare are accepted too: docs/scheduler.md.")]
+Flags of gpu-admission and of the extenders of gputopology and gpushare are accepted too: docs/scheduler.md."
+)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     listen: ListenArguments,
@@ -188,8 +192,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
     if let Some(file) = &static_table {
-        static_table::parse(&crate::read_file(file)?)
-            .with_context(|| format!("--static-table {}", file.display()))?;
+        check_static_table(file)?;
     }
     ensure!(
         gang_timeout >= Duration::from_secs(1),
@@ -227,6 +230,18 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         () = lead(app, settings, membership, static_table, stop) => Ok(()),
         ended = servers => Ok(ended?),
     }
+}
+
+/// Rejects a table that cannot be parsed. An empty file is no table: gputopology's manifest makes one on hosts that have
+/// none (`FileOrCreate`).
+fn check_static_table(file: &std::path::Path) -> Result<()> {
+    let text = crate::read_file(file)?;
+    if text.trim().is_empty() {
+        tracing::warn!(path = %file.display(), "the static table is empty; the shipped tables are used until it has contents");
+        return Ok(());
+    }
+    static_table::parse(&text).with_context(|| format!("--static-table {}", file.display()))?;
+    Ok(())
 }
 
 fn read_quota_settings(file: &std::path::Path) -> Result<quota::QuotaSettings> {

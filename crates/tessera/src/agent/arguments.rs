@@ -25,13 +25,17 @@ const HEALTH: &str = "Health";
 
 /// Offers the GPUs of this node to its kubelet, assigns them to containers and enforces shares
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+// The start script of gpu-manager appends EXTRA_FLAGS to set a flag again, and there the last value counts.
+#[command(
+    args_override_self = true,
+    after_help = "Examples:
   NODE_NAME=node-1 tessera agent                              # in a pod: deploy/agent
   tessera agent --node-name node-1 --kubeconfig admin.conf    # outside of one, as root
   tessera agent --node-name node-1 --gpus simulated:node.txt  # simulated GPUs of another host
   NODE_NAME=node-1 tessera agent --dialects gpushare          # aliyun.com/gpu-mem only
 
-Flags of gpu-manager and of gpushare's device plugin are accepted too: docs/agent.md.")]
+Flags of gpu-manager and of gpushare's device plugin are accepted too: docs/agent.md."
+)]
 pub(crate) struct Arguments {
     /// Name of the node in Kubernetes
     #[arg(long, value_name = "NAME", env = "NODE_NAME", alias = "hostname-override")]

@@ -93,8 +93,12 @@ pub(super) struct ListenArguments {
 
     /// Address that serves everything with plain HTTP, for tests and during a migration. EVERY
     /// CLIENT THAT REACHES IT CAN BIND PODS TO NODES; may be given several times
-    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING, alias = "address")]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, help_heading = HEADING)]
     insecure_listen: Vec<SocketAddr>,
+
+    /// One more address of --insecure-listen; gpu-admission's flag, of which the last value counts
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address, hide = true)]
+    address: Option<SocketAddr>,
 
     /// Largest accepted request body, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32)]
@@ -122,13 +126,17 @@ impl ListenArguments {
         self.tls_cert.is_some() || self.certificates_in.is_some()
     }
 
+    /// Returns the addresses that serve everything with plain HTTP.
+    fn plain(&self) -> impl Iterator<Item = SocketAddr> {
+        self.insecure_listen.iter().copied().chain(self.address)
+    }
+
     /// Checks that kube-scheduler can reach the verbs in some way.
     pub(super) fn check(&self) -> Result<()> {
         let has_certificates = self.has_certificates();
         if self.pages_access == PagesReaders::Authenticated {
             let dashboard = self.dashboard_listen.0.filter(|_| !has_certificates);
-            let plain =
-                dashboard.iter().chain(&self.insecure_listen).find(|address| !address.ip().is_loopback());
+            let plain = dashboard.into_iter().chain(self.plain()).find(|address| !address.ip().is_loopback());
             if let Some(address) = plain {
                 bail!(
                     "--pages-access authenticated: tokens must not travel over plain HTTP to {address}; write \
@@ -139,7 +147,7 @@ impl ListenArguments {
         if self.verbs_on_loopback.is_some() {
             return self.check_own_network();
         }
-        if has_certificates || (self.listen.is_empty() && !self.insecure_listen.is_empty()) {
+        if has_certificates || (self.listen.is_empty() && self.plain().next().is_some()) {
             return Ok(());
         }
         bail!(
@@ -190,6 +198,7 @@ impl ListenArguments {
         let has_login = self.pages_access == PagesReaders::Authenticated;
         let login = |is_secure| has_login.then(|| Login::new(app.client.clone(), is_secure));
         let mut served = Vec::new();
+        let plain: Vec<SocketAddr> = self.plain().collect();
         if let Some(port) = self.verbs_on_loopback {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             let (listener, address) = host::listen(address, "--verbs-on-loopback").await?;
@@ -226,7 +235,7 @@ impl ListenArguments {
             tracing::info!(url = %format_args!("https://{address}/admit/pods"), "listening for the API server");
             served.push((listener, server::webhook(Arc::clone(app)), server::WEBHOOK, Some(tls)));
         }
-        for address in self.insecure_listen {
+        for address in plain {
             let (listener, address) = host::listen(address, "--insecure-listen").await?;
             tracing::info!(url = %format_args!("http://{address}/"), "listening");
             if !address.ip().is_loopback() {

@@ -165,6 +165,7 @@ const GPU_MANAGER: &[&str] = &[
     "gpu-assigned",
     "--log-file",
     "--log-file-max-size",
+    "--log-flush-frequency",
     "--skip-headers",
     "--add-dir-header",
     "--stderrthreshold",

@@ -179,6 +179,55 @@ fn the_command_lines_of_the_original_programs_start_the_daemons() {
     }
 }
 
+/// The start scripts of gpu-manager and gpu-admission append `EXTRA_FLAGS` to their own flags, and the last value counts
+/// there.
+#[test]
+fn extra_flags_replace_those_of_the_command_line() {
+    let (kubeconfig, folder) = (kubeconfig_without_server(), tempfile::tempdir().unwrap());
+    let kubeconfig = kubeconfig.path().to_str().unwrap();
+    let others = ["--kubeconfig", kubeconfig, "--dashboard-listen", "off", "--health-listen", "off"];
+    // No host has this address, which is reserved for documentation.
+    let first =
+        ["scheduler", "--address", "192.0.2.1:3456", "--pprofAddress", "192.0.2.1:3457", "--policy=simple"];
+    let extra = "--address 127.0.0.1:0 --pprofAddress 127.0.0.1:0 -policy best-effort";
+    log_until(&[&first[..], &others].concat(), &[("EXTRA_FLAGS", extra)], " listening ");
+    let grants = folder.path().join("grants");
+    let agent = [
+        &[
+            "agent",
+            "--gpus",
+            "simulated:dgx1.txt",
+            "--kubeconfig",
+            kubeconfig,
+            "--probes-listen",
+            "127.0.0.1:0",
+        ][..],
+        &["--share-mode=true", "--query-addr=192.0.2.1", "--query-port=0", "--hostname-override=n"],
+        &[
+            "--virtual-manager-path",
+            grants.to_str().unwrap(),
+            "--device-plugin-path",
+            grants.to_str().unwrap(),
+        ],
+    ];
+    log_until(
+        &agent.concat(),
+        &[("EXTRA_FLAGS", "--share-mode=false --query-addr=127.0.0.1")],
+        "answering probes",
+    );
+}
+
+/// gputopology's manifest mounts its table with `FileOrCreate`, so a host without one has an empty file.
+#[test]
+fn an_empty_static_table_is_none() {
+    let (kubeconfig, table) = (kubeconfig_without_server(), tempfile::NamedTempFile::new().unwrap());
+    let (kubeconfig, table) = (kubeconfig.path().to_str().unwrap(), table.path().to_str().unwrap());
+    let others = ["--kubeconfig", kubeconfig, "--dashboard-listen", "off", "--health-listen", "off"];
+    let arguments = ["scheduler", "-policy", "static", "-config", table, "--insecure-listen", "127.0.0.1:0"];
+    let logged = log_until(&[&arguments[..], &others].concat(), &[], " listening ");
+    assert!(logged.iter().any(|line| line.contains("the static table is empty")), "{logged:#?}");
+}
+
 /// Dashboards of the memory exporter select series by the labels of its documents.
 #[test]
 fn the_exporter_writes_the_documented_labels_without_a_flag() {
