@@ -91,7 +91,7 @@ impl Capacity<'_> {
         self.wait_for(UNUSED, UNUSED, "nothing runs").await?;
         self.start(staying("seven-gib", &[("aliyun.com/gpu-mem", "7")])).await?;
         self.wait_for([7, 7, 640, 800, 2532], [7, 7, 633, 800, 2532], "a pod holds 7 GiB").await?;
-        // An autoscaler now adds a node for this pod.
+        // The node says that it has no room: 7 of 8 devices are allocatable.
         self.site.make(&staying("eight", &[("nvidia.com/gpu", "8")])).await?;
         self.site.refused("eight", "Insufficient nvidia.com/gpu").await?;
         self.start(staying("seven", &[("aliyun.com/gpu", "7")])).await?;

@@ -136,19 +136,30 @@ impl Together<'_> {
     }
 
     async fn a_bypass_is_counted(&self) -> Result<()> {
-        let mut sneaked = staying("sneaked", &[("nvidia.com/gpu", "1")]);
+        let mut sneaked = staying("sneaked", &[("aliyun.com/gpu", "1")]);
         if let Some(spec) = &mut sneaked.spec {
             spec.node_name = Some(self.stage.node.name.clone());
         }
         self.site.make(&sneaked).await?;
         self.stage.cluster.wait_for_phase("sneaked", "Running", SOON).await?;
         self.stage.wait_for_kubelet_agreement("sneaked").await?;
-        self.site.make(&staying("rest", &[("aliyun.com/gpu", "8")])).await?;
+        self.site.make(&staying("rest", &[("nvidia.com/gpu", "8")])).await?;
         self.site.refused("rest", "fewer than 8 idle GPUs").await?;
         let (rest, log) = self.start("seven", &[("aliyun.com/gpu", "7")]).await?;
         let sneaked = self.stage.cluster.pods().get("sneaked").await?;
         let theirs = self.visible(&sneaked, &self.stage.log("sneaked", "main").await?)?;
         ensure!(self.visible(&rest, &log)?.is_disjoint(&theirs), "a GPU is held twice");
+        // Only pods that a scheduler placed are marked, so that the others can be told apart.
+        self.site
+            .harness
+            .wait_for("the mark of the pod that a scheduler placed", SOON, async || {
+                let pod = self.stage.cluster.pods().get("seven").await?;
+                Ok((annotation(&pod, "ALIYUN_COM_GPU_ASSIGNED") == "true").then_some(()))
+            })
+            .await?;
+        let sneaked = self.stage.cluster.pods().get("sneaked").await?;
+        let mark = annotation(&sneaked, "ALIYUN_COM_GPU_ASSIGNED");
+        ensure!(mark.is_empty(), "a pod that bypassed the scheduler has the mark {mark:?}");
         self.site
             .harness
             .note("a pod that bypassed the scheduler is served, and its GPU is not granted to other pods");
