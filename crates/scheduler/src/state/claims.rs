@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::claim::{ClaimPart, ClaimUid, Exchange, Replacement, Review, grants, review};
 use tessera_core::cluster_view::{PlacedPod, PodGpus};
-use tessera_core::grant::{Hold, PodGrant};
+use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::placement::PlacementError;
+use tessera_core::quota::{GpuAmount, OverQuota};
 use tessera_core::request::{MemoryRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
 use tessera_wire::foreign::dialect::{DialectSet, MemoryUnit};
@@ -280,11 +282,14 @@ impl State {
         claims.flat_map(|claim| dra::waiting_requests(claim, &self.claims.classes)).collect()
     }
 
-    /// Returns the nodes where the allocation of a claim of the pod has no room any more and cannot be corrected. If
-    /// kube-scheduler finds no other node, it clears the allocation.
-    pub(crate) fn stale_claims(&self, pod: &Pod) -> Vec<(NodeName, PlacementError)> {
+    /// Returns the nodes where the allocation of a claim of the pod exceeds the quota, or has no room any more and cannot
+    /// be corrected. If kube-scheduler finds no other node, it clears the allocation.
+    pub(crate) fn stale_claims(&self, pod: &Pod) -> Vec<(NodeName, RejectReason)> {
         let stale = |claim: &ResourceClaim| {
             let (node, parts) = self.watched_parts(&key(claim))?;
+            if let Err(over) = self.check_claim_quota(claim, &pod.metadata.uid, &node, &grants(&parts)) {
+                return Some((node, RejectReason::Quota(over)));
+            }
             let policy = self.policy(None);
             let uid = ClaimUid(claim.metadata.uid.clone());
             let without = self.view.state_without(&node, &uid.holder())?;
@@ -305,9 +310,36 @@ impl State {
                     PlacementError::NoShare(Share { count, compute_percent, memory })
                 }
             };
-            Some((node, error))
+            Some((node, error.into()))
         };
         self.claims_of(pod).filter_map(stale).collect()
+    }
+
+    /// Checks that the namespace may have these GPUs for a claim of the pod, whatever the claim holds now. A claim that
+    /// other pods use holds its GPUs already, so one more pod takes nothing.
+    fn check_claim_quota(
+        &self,
+        claim: &ResourceClaim,
+        pod_uid: &str,
+        node: &NodeName,
+        containers: &[ContainerGrant],
+    ) -> Result<(), OverQuota> {
+        let namespace = &claim.metadata.namespace;
+        let Some(QuotaState { quota, usage }) = self.quota_state().limiting(namespace) else { return Ok(()) };
+        let Ok(target) = self.readable_node(&node.0) else { return Ok(()) };
+        if claim.status.reserved_for.iter().any(|by| by.uid != pod_uid) {
+            return Ok(());
+        }
+        let mut usage = usage.clone();
+        let held = self.ledger().grant(&ClaimUid(claim.metadata.uid.clone()).holder());
+        if let Some(held) = held
+            && let Ok(holder) = self.readable_node(&held.node.0)
+        {
+            let model = holder.quota_labels.model.as_deref().unwrap_or_default();
+            usage.remove(namespace, model, GpuAmount::of_grants(&held.containers, holder.state.node()));
+        }
+        let more = GpuAmount::of_grants(containers, target.state.node());
+        quota.allows(namespace, &usage, target.quota_labels, more)
     }
 
     fn claims_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a ResourceClaim> {
@@ -393,6 +425,8 @@ impl State {
             }
         };
         let containers = grants(&parts);
+        self.check_claim_quota(claim, &args.pod_uid, &node_name, &containers)
+            .map_err(|over| refused(RejectReason::Quota(over)))?;
         let (cpu, memory) = (MilliCpu::ZERO, MiB::ZERO);
         let grant = PodGrant { pod: holder.clone(), node: node_name.clone(), cpu, memory, containers };
         self.view.remove_pod(&holder);

@@ -74,7 +74,7 @@ impl State {
         if !pod.wants_gpu() {
             for name in args.names() {
                 match stale.iter().find(|(node, _)| node.0 == name) {
-                    Some((_, error)) => verdicts.reject(name, (*error).into()),
+                    Some((_, reason)) => verdicts.reject(name, reason.clone()),
                     None => verdicts.fitting.push(name),
                 }
             }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::claim::Replacement;
+use tessera_core::quota::{NamespaceLimit, Quota};
 use tessera_core::units::GpuIndex;
 use tessera_scheduler::dashboard::AgentReader;
 use tessera_scheduler::metrics::Metrics;
@@ -109,6 +110,41 @@ fn percents(state: &State, node: &str) -> Vec<u32> {
         .iter()
         .map(|gpu| if used(gpu.index).whole { 100 } else { used(gpu.index).compute_percent.0 })
         .collect()
+}
+
+/// Allows the namespace of the claims this percentage of all GPUs.
+fn limit(state: &mut State, compute_percent: u64) {
+    let limit = NamespaceLimit { compute_percent: Some(compute_percent), ..NamespaceLimit::default() };
+    let quota = Quota { namespaces: [("team".to_owned(), limit)].into(), ..Quota::default() };
+    state.handle(StateEvent::Quota(quota));
+}
+
+#[test]
+fn claims_that_arrive_together_keep_within_the_quota() {
+    let mut state = state_with(&[node("n", 4, "GiB")]);
+    limit(&mut state, 100);
+    let one = allocated("one", 60, "n", &[0], &["p-one"]);
+    let two = allocated("two", 60, "n", &[1], &["p-two"]);
+    // kube-scheduler allocated both before the watch showed one of them.
+    let plan = book(&mut state, "p-one", &one, "n").unwrap().unwrap();
+    let refused = book(&mut state, "p-two", &two, "n").unwrap_err();
+    assert_eq!(refused.to_string(), "node n: ExceedsGPUQuota: GPU compute");
+    assert_eq!(percents(&state, "n"), [60, 0, 0, 0]);
+    // Its own allocation does not count against a claim, neither by the watch nor booked.
+    show(&mut state, &one);
+    end(&mut state, &plan);
+    book(&mut state, "p-one", &one, "n").unwrap().unwrap();
+    // Filter rejects the node of an allocation that exceeds the quota, so that kube-scheduler clears it.
+    show(&mut state, &two);
+    let reason = |state: &State, name: &str, claim: &str| {
+        filter(state, &pod_with(name, claim), &["n"]).failed_nodes.get("n").cloned()
+    };
+    assert_eq!(reason(&state, "p-two", "two").as_deref(), Some("ExceedsGPUQuota: GPU compute"));
+    // A claim that another pod uses takes nothing more.
+    let shared = allocated("one", 60, "n", &[0], &["p-one", "p-three"]);
+    show(&mut state, &shared);
+    limit(&mut state, 10);
+    assert_eq!(reason(&state, "p-three", "one"), None);
 }
 
 #[test]
