@@ -7,6 +7,7 @@
 mod arrivals;
 pub mod bench;
 mod chooser;
+pub mod defragment;
 pub mod gangs;
 mod peers;
 pub mod pod;

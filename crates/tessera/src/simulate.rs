@@ -3,6 +3,7 @@
 
 mod cluster;
 mod cluster_report;
+mod defragment;
 mod gangs;
 mod parallel;
 mod plot;
@@ -28,6 +29,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Experiment {
     Cluster(cluster::Arguments),
+    Defragment(defragment::Arguments),
     Gangs(gangs::Arguments),
     Topology(topology::Arguments),
 }
@@ -35,6 +37,7 @@ enum Experiment {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.experiment {
         Experiment::Cluster(arguments) => cluster::run_arguments(arguments),
+        Experiment::Defragment(arguments) => defragment::run(arguments),
         Experiment::Gangs(arguments) => gangs::run(arguments),
         Experiment::Topology(arguments) => topology::run(arguments),
     }

@@ -36,6 +36,8 @@ pub struct FillResult {
     pub bandwidth_shares: Vec<f64>,
     /// Grants in the order of arrival.
     pub grants: Vec<PodGrant>,
+    /// Positions of the rejected pods among the arrivals.
+    pub rejected: Vec<usize>,
 }
 
 /// Arrivals at which fragmentation is recorded, in percent of all GPUs.
@@ -68,8 +70,8 @@ pub fn run(experiment: &Experiment, policy: FillPolicy, seed: u64) -> FillResult
         free_on_partly_used: 0.0,
         outcome: FillResult::default(),
     };
-    for pod in pods {
-        run.offer(pod);
+    for (position, pod) in pods.into_iter().enumerate() {
+        run.offer(position, pod);
     }
     run.finish(start)
 }
@@ -90,7 +92,7 @@ struct FillRun {
 }
 
 impl FillRun {
-    fn offer(&mut self, pod: &SimPod) {
+    fn offer(&mut self, position: usize, pod: &SimPod) {
         let start = Instant::now();
         self.chooser.see(pod);
         let capacity = CapacitySummary {
@@ -105,8 +107,9 @@ impl FillRun {
         match chosen {
             Some((node, placement)) => self.take(node, pod, &placement),
             None => {
-                if let Some(position) = pod.size.position() {
-                    self.outcome.refused[position] += 1;
+                self.outcome.rejected.push(position);
+                if let Some(size) = pod.size.position() {
+                    self.outcome.refused[size] += 1;
                 }
             }
         }

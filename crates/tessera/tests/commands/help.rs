@@ -12,6 +12,8 @@ pub(super) const COMMANDS: &[&[&str]] = &[
     &["place"],
     &["scheduler"],
     &["simulate", "cluster"],
+    &["simulate", "defragment"],
+    &["simulate", "gangs"],
     &["simulate", "topology"],
     &["topology"],
 ];
@@ -20,6 +22,21 @@ fn help(command: &[&str]) -> String {
     let output = tessera(&[command, &["--help"]].concat());
     assert!(output.status.success(), "{command:?}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns the commands below this one that have no commands of their own.
+fn leaves(command: &[String]) -> Vec<Vec<String>> {
+    let text = help(&command.iter().map(String::as_str).collect::<Vec<_>>());
+    let Some((_, listed)) = text.split_once("\nCommands:\n") else { return vec![command.to_vec()] };
+    let lines = listed.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    names.flat_map(|name| leaves(&[command, &[name.to_owned()]].concat())).collect()
+}
+
+#[test]
+fn the_list_of_commands_is_complete() {
+    assert_eq!(leaves(&[]), COMMANDS);
 }
 
 #[test]
