@@ -12,6 +12,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport::Server};
 
+use crate::file_identity::FileIdentity;
+
 /// What the service shows.
 pub trait DisplaySource: Send + Sync + 'static {
     /// Returns the GPUs as a tree, or `None` if they are not known yet.
@@ -26,7 +28,8 @@ pub trait DisplaySource: Send + Sync + 'static {
 
 struct Service<S>(S);
 
-/// Serves at `path` until `stop`, for root only. A socket that an earlier process left there is replaced.
+/// Serves at `path` until `stop`, for root only. A socket that an earlier process left there is replaced. At the end the
+/// socket is removed, unless another process has replaced it.
 ///
 /// # Errors
 /// An error if the socket cannot be created or the server fails.
@@ -36,10 +39,15 @@ pub async fn serve(path: &Path, source: impl DisplaySource, stop: CancellationTo
     }
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    let identity = FileIdentity::of(path);
     let router = Server::builder().add_service(GpuDisplayServer::new(Service(source)));
     let served =
         router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned());
-    served.await.map_err(io::Error::other)
+    let served = served.await.map_err(io::Error::other);
+    if FileIdentity::of(path) == identity {
+        let _already_removed = fs::remove_file(path);
+    }
+    served
 }
 
 fn not_yet<T>(answer: Option<T>) -> Result<Response<T>, Status> {

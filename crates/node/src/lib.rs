@@ -14,6 +14,7 @@ pub mod device_plugin;
 pub mod display_socket;
 pub mod dra;
 pub mod driver_volume;
+mod file_identity;
 pub mod gpus;
 pub mod open_files;
 pub mod pod_resources;

@@ -54,4 +54,5 @@ async fn answers_as_gpu_manager_does() {
     drop(client);
     stop.cancel();
     server.await.unwrap().unwrap();
+    assert!(!path.exists(), "the socket is left behind");
 }

@@ -1,10 +1,6 @@
 //! A gRPC server on a unix socket.
 
-use std::{
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::PathBuf};
 
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
@@ -12,26 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 
 use super::connection::Connection;
-
-/// Identity of a socket file. Inode numbers are reused at once, so the change time is part of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileIdentity {
-    device: u64,
-    inode: u64,
-    changed: (i64, i64),
-}
-
-impl FileIdentity {
-    /// Returns the identity of a file, or `None` if it does not exist.
-    pub(crate) fn of(path: &Path) -> Option<Self> {
-        let metadata = fs::metadata(path).ok()?;
-        Some(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
-    }
-}
+use crate::file_identity::FileIdentity;
 
 /// A socket that is being served.
 #[derive(Debug)]

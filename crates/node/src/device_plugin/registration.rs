@@ -18,9 +18,10 @@ use tonic::transport::Endpoint as Remote;
 use super::{
     DevicePlugin,
     directory::DirectoryWatch,
-    endpoint::{Endpoint, FileIdentity},
+    endpoint::Endpoint,
     service::{OPTIONS, Service},
 };
+use crate::file_identity::FileIdentity;
 
 /// Time between two polls for a kubelet that is not running.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
