@@ -21,6 +21,7 @@ const OF_OTHERS: &[&str] = &[
     "endpoint",
     "field-selector",
     "for",
+    "from-file",
     "gpu-reset",
     "help",
     "ignore-daemonsets",

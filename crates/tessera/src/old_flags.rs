@@ -55,6 +55,9 @@ const OF_AGENT: &[WithoutEffect] = &[
 pub(crate) const RENAMED: &[(&str, &str)] =
     &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
 
+/// Flags whose empty value means in the originals that they are not given.
+const ABSENT_IF_EMPTY: &[&str] = &["hostname-override", "kubeconfig"];
+
 /// Variable with further flags, as the start scripts of gpu-manager and gpu-admission append them.
 pub(crate) const EXTRA_FLAGS: &str = "EXTRA_FLAGS";
 
@@ -83,6 +86,9 @@ pub(crate) fn translate(
         if flag.name == "v" {
             let next = || words.next().and_then(|word| word.into_string().ok());
             verbosity = flag.value.map(str::to_owned).or_else(next);
+            continue;
+        }
+        if flag.value == Some("") && ABSENT_IF_EMPTY.contains(&flag.name.as_str()) {
             continue;
         }
         if flag.name == "version" {
@@ -213,6 +219,12 @@ mod tests {
             "agent -mps -query-kubelet --token abc --health-check",
             "agent --no-effect=mps --no-effect=query-kubelet --no-effect=token --health-check",
         );
+    }
+
+    #[test]
+    fn flags_with_an_empty_value_are_absent_where_the_originals_mean_that() {
+        check("agent --hostname-override= --kubeconfig= --driver=", "agent --driver=");
+        check("scheduler -kubeconfig= --address=:1", "scheduler --address=:1");
     }
 
     #[test]

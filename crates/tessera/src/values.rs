@@ -15,6 +15,8 @@ pub(crate) enum ValueError {
     Number,
     #[error("write a time such as 30s or 2m")]
     Time,
+    #[error("write the node's name in Kubernetes; in a pod, take NODE_NAME from the field spec.nodeName")]
+    NodeName,
 }
 
 /// Parses `127.0.0.1:5678`, `localhost:5678`, or `:5678` for every address of the host.
@@ -41,6 +43,11 @@ impl FromStr for Listen {
             _ => address(text).map(|address| Self(Some(address))),
         }
     }
+}
+
+/// Parses the name of a node. The host's name is no substitute for an empty one: in a pod it is that of the pod.
+pub(crate) fn node_name(text: &str) -> Result<String, ValueError> {
+    if text.is_empty() { Err(ValueError::NodeName) } else { Ok(text.to_owned()) }
 }
 
 /// Parses a number such as `2` or `0.5`.

@@ -108,6 +108,8 @@ fn explains_invalid_command_lines() {
     );
     for (program, name) in [(GPU, "kubectl inspect gpu"), (SHARE, "kubectl inspect gpushare")] {
         let help = stage.text(program, &["-h"]);
+        let long = stage.text(program, &["--help"]);
+        assert_eq!(stage.text(program, &["-help"]), long, "the form of the originals");
         assert!(
             help.contains("Examples:") && help.contains(&format!("Usage: {name} [OPTIONS] [NODE]")),
             "{help}"

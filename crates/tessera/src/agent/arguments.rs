@@ -14,7 +14,7 @@ use super::health_checks::DisabledChecks;
 use crate::log::LogArguments;
 use crate::metrics::SamplingArguments;
 use crate::profile_page::ProfileArguments;
-use crate::values::Listen;
+use crate::values::{self, Listen};
 
 /// Headings of the flags in the help.
 const OFFERED: &str = "Offered resources";
@@ -38,7 +38,7 @@ Flags of gpu-manager and of gpushare's device plugin are accepted too: docs/agen
 )]
 pub(crate) struct Arguments {
     /// Name of the node in Kubernetes
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", alias = "hostname-override")]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", alias = "hostname-override", value_parser = values::node_name)]
     pub(super) node_name: String,
 
     /// Kubeconfig of the API server; $KUBECONFIG, the user's or the pod's service account if absent

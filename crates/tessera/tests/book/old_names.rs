@@ -170,6 +170,15 @@ const GPU_MANAGER: &[&str] = &[
     "--add-dir-header",
     "--stderrthreshold",
     "--vmodule",
+    "tkestack/gpu-manager",
+    "tkestack/gpu-quota-admission",
+    "gpu-manager-ds",
+    "/var/lib/kubelet/device-plugins",
+    "hostNetwork",
+    "ClusterFirstWithHostNet",
+    "system-cluster-critical",
+    "enableHttps",
+    "v1beta1",
 ];
 
 /// The names of the exporters.
