@@ -70,6 +70,10 @@ async fn inspect(replica: &super::Replica, node: &str) -> Result<(String, String
     Ok((path, text))
 }
 
+/// Longest time without a Binding that passes. A takeover takes 2.5 s on quiet cores. It took at least 8.6 s when only a
+/// lease that had expired was taken over.
+const MAX_PAUSE: Duration = Duration::from_secs(8);
+
 /// Kills the leader of two replicas while pods arrive.
 async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Result<()> {
     let other = site.replica("tessera-scheduler-4", None)?;
@@ -80,30 +84,29 @@ async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Resul
     let load = (0..PODS).map(|number| share(&format!("load-{number:03}"), 20));
     site.cluster.create_all(&site.cluster.pods(), load).await?;
     let mut audit = Audit::default();
-    let mut killed: Option<Instant> = None;
-    let mut taken_over = None;
+    let mut killed = false;
+    let (mut last_bound, mut longest_pause) = (Instant::now(), Duration::ZERO);
     let deadline = Instant::now() + Duration::from_secs(120);
     while audit.pods() < PODS + 2 {
         ensure!(Instant::now() < deadline, "only {} pods were bound", audit.pods());
         let next = tokio::time::timeout(Duration::from_secs(1), states.try_next()).await;
         if let Ok(Some(pod)) = next.unwrap_or(Ok(None)) {
+            let before = audit.pods();
             audit.see(&pod)?;
+            if audit.pods() > before {
+                longest_pause = longest_pause.max(last_bound.elapsed());
+                last_bound = Instant::now();
+            }
         }
-        if killed.is_none() && audit.pods() >= PODS / 3 {
+        if !killed && audit.pods() >= PODS / 3 {
             leader.component.kill()?;
-            killed = Some(Instant::now());
-        }
-        if let Some(since) = killed
-            && taken_over.is_none()
-            && super::front::is_ready(other.addresses.health).await
-        {
-            taken_over = Some(since.elapsed());
+            killed = true;
+            (last_bound, longest_pause) = (Instant::now(), Duration::ZERO);
         }
     }
-    let took = taken_over.map_or(f64::INFINITY, |took| took.as_secs_f64());
-    ensure!(took < 15.0, "the takeover took {took:.1} s");
+    ensure!(longest_pause < MAX_PAUSE, "no pod was bound for {longest_pause:.1?} after the kill");
     site.harness.note(&format!(
-        "leader killed under load: takeover after {took:.1} s, all {PODS} pods bound, no GPU overbooked"
+        "leader killed under load: no pod was bound for {longest_pause:.1?}, then all {PODS} were, and no GPU is overbooked"
     ));
     Ok(())
 }
