@@ -2,6 +2,7 @@
 //! in another namespace by an overlay, and who may read the pages of agents.
 
 mod agent;
+mod claims;
 mod owner;
 mod pages;
 
@@ -62,7 +63,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     harness.note("the manifests are installed in another namespace");
     agent::check(&harness, &cluster, &kubectl).await?;
     owner::check(&harness, &cluster).await?;
-    pages::check(&harness, &cluster, &kubectl).await
+    pages::check(&harness, &cluster, &kubectl).await?;
+    claims::check(&harness, &cluster, &kubectl).await
 }
 
 struct Kubectl {
