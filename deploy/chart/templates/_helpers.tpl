@@ -65,7 +65,8 @@ objectSelector:
   matchExpressions: [{ key: tessera.dev/scheduler, operator: NotIn, values: [default] }]
 {{- end }}
 
-{{/* Of these, the pods that request GPUs of Tessera and name no scheduler. */}}
+{{/* Of these, the pods that request GPUs of Tessera and name no scheduler. With scheduler.dra also pods with claims, whose
+device classes the API server does not see here. */}}
 {{- define "tessera.schedulerNameConditions" -}}
 - name: names-no-scheduler
   expression: object.spec.?schedulerName.orValue('default-scheduler') == 'default-scheduler' && object.spec.?nodeName.orValue('') == ''
@@ -74,4 +75,7 @@ objectSelector:
     (object.spec.containers + object.spec.?initContainers.orValue([]))
     .map(c, c.?resources.?limits.orValue(c.?resources.?requests.orValue({})))
     .exists(l, {{ include "tessera.resources" . }}.exists(r, r in l && string(l[r]) != '0'))
+    {{- if .Values.scheduler.dra }}
+    || object.spec.?resourceClaims.orValue([]).size() > 0
+    {{- end }}
 {{- end }}

@@ -298,13 +298,44 @@ fn the_reference_lists_every_family() {
     let server = CertificateExpiry { role: CertificateRole::Server, unix_seconds: 2_000_000_000 };
     let busy = Snapshot { certificates: vec![server], ..stage.snapshot() };
     let hidden = stage.snapshot_with(false);
+    let mut broken = stage.snapshot();
+    broken.gpus[0].info.health = tessera_core::gpu::Health::Unhealthy;
     stage.sample_with(enable_mig);
     stage.sample_with(enable_mig);
     let few = MetricsOptions { max_processes: 3, ..everything() };
-    let text = [busy, hidden, stage.snapshot()]
+    let text = [busy, hidden, broken, stage.snapshot()]
         .map(|snapshot| families::metrics(&snapshot, &few, Format::Plain))
         .concat();
+    let missing: Vec<String> =
+        native_families().into_iter().filter(|name| !text.contains(&format!("# TYPE {name} "))).collect();
+    assert!(missing.is_empty(), "no stage of this test writes these families: {missing:?}");
     section::check("docs/reference/metrics.md", "Agents", &section::families(&text));
+}
+
+/// Returns the names of Tessera's own families in the sources of the exporter.
+fn native_families() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/exporter/families")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let code = std::fs::read_to_string(path).unwrap();
+            let literals = code.split('"').skip(1).step_by(2);
+            let is_family = |text: &&str| {
+                text.starts_with("tessera_")
+                    && text.bytes().all(|letter| {
+                        letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'_'
+                    })
+            };
+            found.extend(literals.filter(is_family).map(str::to_owned));
+        }
+    }
+    assert!(found.len() > 20, "{found:?}");
+    found
 }
 
 #[test]

@@ -18,3 +18,4 @@ mod samples;
 mod section;
 mod stage;
 mod states;
+mod tutorials;

@@ -257,6 +257,11 @@ impl State {
     }
 
     /// Returns the dialects that a node serves by device plugins, and those that claims serve everywhere.
+    /// Returns whether claims count and pods with claims are bound.
+    pub(crate) fn serves_claims(&self) -> bool {
+        self.settings.dra
+    }
+
     pub(crate) fn served_dialects(&self, by_plugins: DialectSet) -> DialectSet {
         by_plugins.union(self.claims.dialects)
     }

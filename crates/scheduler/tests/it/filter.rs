@@ -191,6 +191,7 @@ fn annotations_that_cannot_be_followed_reject_pods_of_every_dialect() {
         ("hami.io/gpu-scheduler-policy", "numa,", "found \"\"; write binpack"),
         ("hami.io/device-scoring-weights", "slot=1,core=1", "write slot=1,core=1,memory=3"),
         ("nvidia.com/vgpu-mode", "mps", "write hami-core"),
+        ("nvidia.com/use-gpuindexes", "0", "write their UUIDs in tessera.dev/use-gpu-uuids"),
         ("tessera.dev/gpu-memory-limit", "all", "tessera.dev/gpu-memory-limit: found \"all\""),
         ("nvidia.com/use-gputype", "A100", "that the annotations allow"),
         ("nvidia.com/nouse-gpuuuid", "GPU-n-0,GPU-n-1", "that the annotations allow"),

@@ -3,7 +3,9 @@
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use serde_json::{Value, json};
+use tessera_scheduler::dashboard::AgentReader;
 use tessera_scheduler::server::webhook;
+use tessera_scheduler::state::SchedulerSettings;
 use tower::ServiceExt as _;
 
 use crate::fixtures::*;
@@ -36,6 +38,21 @@ async fn a_replica_that_waits_answers_too() {
         let (_, plain) = send(replica, "/admit/pods", review(&pod("plain", &[("cpu", "1")]))).await;
         let plain: Value = serde_json::from_str(&plain).unwrap();
         assert_eq!(plain["response"], json!({ "uid": "1", "allowed": true }));
+    }
+}
+
+/// Claims may be for GPUs. They reach the scheduler only with `--dra`.
+#[tokio::test]
+async fn pods_with_claims_get_the_scheduler_with_dra() {
+    let api = cluster().await;
+    let mut claiming = pod("claiming", &[]);
+    claiming["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "small" }]);
+    for dra in [false, true] {
+        let settings = SchedulerSettings { dra, ..SchedulerSettings::default() };
+        let replica = Replica::with_settings(&api, settings, AgentReader::default(), |membership| membership);
+        let (_, answer) = send(&replica, "/admit/pods", review(&claiming)).await;
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["response"]["patchType"].is_string(), dra, "{answer}");
     }
 }
 

@@ -120,7 +120,14 @@ impl PodResourcesLister for Lister {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        Ok(Response::new(AllocatableResourcesResponse::default()))
+        let plugins = lock(&self.state.plugins);
+        let offered = plugins.iter().map(|(resource, plugin)| ContainerDevices {
+            resource_name: resource.clone(),
+            device_ids: plugin.healthy().into_iter().collect(),
+            ..ContainerDevices::default()
+        });
+        let devices = offered.filter(|offered| !offered.device_ids.is_empty()).collect();
+        Ok(Response::new(AllocatableResourcesResponse { devices, ..AllocatableResourcesResponse::default() }))
     }
 
     async fn get(

@@ -105,9 +105,9 @@ impl Pod {
         containers.flat_map(|(container, _)| container.resources.extended())
     }
 
-    /// Returns whether a container's image has this text in its name.
-    pub(super) fn has_image(&self, part: &str) -> bool {
-        self.images.iter().any(|image| image.contains(part))
+    /// Returns the names of the containers' images.
+    pub(super) fn images(&self) -> impl Iterator<Item = &str> {
+        self.images.iter().map(String::as_str)
     }
 
     /// Returns the name with the namespace.

@@ -25,32 +25,46 @@ const RESOURCES: [(&str, Fate); 10] = [
     ("nvidia.com/priority", Fate::ServedByHami),
 ];
 
-/// Programs that handle GPUs, by a part of their image's name, with what to do about them.
-const PROGRAMS: [(&str, &str); 8] = [
+/// Programs that handle GPUs, by parts of their images' names, with what to do about them. The first entry counts for
+/// an image.
+const PROGRAMS: [(&[&str], &str); 10] = [
+    (&["vgpu-scheduler", "4pdosc/", "k8s-vdevice"], "HAMi's predecessor: remove it (docs/migrate-hami.md)"),
+    (&["hami"], "HAMi: remove its device plugin, scheduler and webhook (docs/migrate-hami.md)"),
     (
-        "k8s-device-plugin",
+        &["nvidia-gpu-device-plugin"],
+        "GKE's device plugin: agents leave nvidia.com/gpu to it; label the nodes \
+         gke-no-default-nvidia-gpu-device-plugin=true to let Tessera serve that (docs/clusters.md)",
+    ),
+    (
+        &["k8s-device-plugin"],
         "NVIDIA's device plugin: agents leave nvidia.com/gpu to it; remove it from a node to let Tessera serve that",
     ),
-    ("hami", "HAMi: remove its device plugin, scheduler and webhook (docs/migrate-hami.md)"),
-    ("vgpu-scheduler", "HAMi's predecessor: remove it (docs/migrate-hami.md)"),
-    ("gpushare-device-plugin", "gpushare's device plugin: Tessera replaces it (docs/migrate-gpushare.md)"),
     (
-        "gpushare-sch",
+        &["dra-driver-gpu", "dra-driver-nvidia-gpu"],
+        "NVIDIA's DRA driver: its claims and Tessera do not know of each other; remove it from the nodes that Tessera \
+         is to serve (docs/dra.md)",
+    ),
+    (
+        &["gpushare-plugin", "gpushare-device-plugin"],
+        "gpushare's device plugin: Tessera replaces it (docs/migrate-gpushare.md)",
+    ),
+    (
+        &["gpushare-sch"],
         "gpushare's scheduler extender: remove it from kube-scheduler's configuration (docs/migrate-gpushare.md)",
     ),
-    ("gpu-manager", "gpu-manager: Tessera replaces it (docs/migrate-gpu-manager.md)"),
+    (&["gpu-manager"], "gpu-manager: Tessera replaces it (docs/migrate-gpu-manager.md)"),
     (
-        "gpu-admission",
+        &["gpu-admission", "gpu-quota-admission"],
         "gpu-admission: remove it from kube-scheduler's configuration (docs/migrate-gpu-manager.md)",
     ),
-    ("gputopology", "gputopology: Tessera replaces it (docs/migrate-gpushare.md)"),
+    (&["gputopology"], "gputopology: Tessera replaces it (docs/migrate-gpushare.md)"),
 ];
 
 /// The value with which the chart's agents serve HAMi's resources.
 const HAMI_SETTING: &str = "agent.dialects={hami,gputopology,gpushare,vcuda}    # HAMi's resources, in the place of whole GPUs alone";
 
 /// Annotations and labels that other projects leave behind, by prefix.
-const LEFTOVERS: [&str; 3] = ["hami.io/", "4pd.io/", "gpushare"];
+const LEFTOVERS: [&str; 4] = ["hami.io/", "4pd.io/", "gpushare", "gputopology"];
 
 /// Annotations of HAMi that users and administrators write and that Tessera obeys. They stay.
 const OBEYED: [&str; 4] = [
@@ -114,10 +128,10 @@ pub(super) fn of(cluster: &Cluster) -> Findings {
         findings.settings.push(HAMI_SETTING.to_owned());
     }
     findings.add_mig_instances(cluster);
-    for (part, advice) in PROGRAMS {
-        let pods = cluster.pods.iter().filter(|pod| pod.has_image(part)).count();
-        if pods > 0 {
-            findings.programs.insert(advice, pods);
+    for pod in &cluster.pods {
+        let programs: BTreeSet<&str> = pod.images().filter_map(program).collect();
+        for advice in programs {
+            *findings.programs.entry(advice).or_default() += 1;
         }
     }
     for pod in &cluster.pods {
@@ -168,6 +182,12 @@ impl Findings {
             }
         }
     }
+}
+
+/// Returns what to do about the program of an image, if it handles GPUs.
+fn program(image: &str) -> Option<&'static str> {
+    let is_of = |(parts, _): &&(&[&str], _)| parts.iter().any(|part| image.contains(part));
+    PROGRAMS.iter().find(is_of).map(|(_, advice)| *advice)
 }
 
 /// Returns the number of pods and the sum of a resource that they hold.
@@ -379,6 +399,30 @@ mod tests {
         let findings = found(json!([init]));
         assert_eq!(findings.resources["nvidia.com/gpu"], (1, 2));
         assert_eq!(findings.programs.len(), 1);
+    }
+
+    #[test]
+    fn images_of_other_projects_are_recognised() {
+        for (image, expected) in [
+            ("acs/k8s-gpushare-plugin:v2-1.11-aff8a23", "gpushare's device plugin"),
+            ("acs/k8s-gpushare-schd-extender:1.11-d170d8a", "gpushare's scheduler extender"),
+            ("lijj/gputopology-device-plugin:v2", "gputopology"),
+            ("lijj/gputopology-scheduler-extender:v1.3", "gputopology"),
+            ("tkestack/gpu-manager:1.1.0", "gpu-manager"),
+            ("tkestack/gpu-quota-admission:v1.0.0", "gpu-admission"),
+            ("nvidia-gpu-device-plugin@sha256:0842734032018be1", "GKE's device plugin"),
+            ("nvidia/k8s-device-plugin:v0.20.0", "NVIDIA's device plugin"),
+            ("nvidia/k8s-dra-driver-gpu:v25.8.0", "NVIDIA's DRA driver"),
+            ("dra-driver-nvidia/dra-driver-nvidia-gpu:v0.4.0", "NVIDIA's DRA driver"),
+            ("4pdosc/k8s-vdevice:v2.2", "HAMi's predecessor"),
+            ("4pdosc/k8s-device-plugin:latest", "HAMi's predecessor"),
+            ("projecthami/hami:v2.10.0", "HAMi"),
+            ("projecthami/volcano-vgpu-device-plugin:v1.9.4", "HAMi"),
+        ] {
+            let found = program(image).and_then(|advice| advice.split(':').next());
+            assert_eq!(found, Some(expected), "{image}");
+        }
+        assert_eq!(program("nvidia/dcgm-exporter:4.5.0"), None);
     }
 
     #[test]

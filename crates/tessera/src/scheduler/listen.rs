@@ -78,8 +78,8 @@ pub(super) struct ListenArguments {
     #[arg(long, value_name = "ADDRESS", default_value = ":12347", help_heading = HEADING)]
     health_listen: Listen,
 
-    /// Address of the admission webhook at /admit/pods, by HTTPS: pods that request GPUs and name no scheduler get
-    /// schedulerName tessera
+    /// Address of the admission webhook at /admit/pods, by HTTPS: pods that request GPUs, or use claims with --dra,
+    /// and name no scheduler get schedulerName tessera
     #[arg(long, value_name = "ADDRESS", value_parser = values::address, requires_all = ["webhook_cert", "webhook_key"], help_heading = HEADING)]
     webhook_listen: Option<SocketAddr>,
 

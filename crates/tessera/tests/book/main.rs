@@ -138,6 +138,35 @@ fn literals() -> BTreeSet<String> {
     found
 }
 
+/// Returns the files of the chart that name labels and annotations.
+fn chart_files() -> impl Iterator<Item = String> {
+    let templates =
+        ["yaml", "tpl", "txt"].into_iter().flat_map(|ending| files("deploy/chart/templates", ending));
+    templates.chain(["deploy/chart/values.yaml".to_owned()])
+}
+
+/// Returns Tessera's own keys in a manifest, and those by which it selects objects. Tolerations name taints.
+fn keys_of_manifest(text: &str) -> BTreeSet<String> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || "-._/".contains(letter);
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.trim_start().starts_with('#')) {
+        let words = line.split(|letter| !is_part(letter));
+        found.extend(words.filter(|word| word.starts_with("tessera.dev/")).map(str::to_owned));
+        if let Some((_, rest)) = line.split_once("{ key: ").filter(|_| line.contains("operator: ")) {
+            found.extend(rest.split([',', ' ']).next().map(str::to_owned));
+        }
+    }
+    found.retain(|key| !key.ends_with('/'));
+    found
+}
+
+#[test]
+fn the_keys_of_a_manifest_are_found() {
+    let text = "# tessera.dev/comment\n  labels: { tessera.dev/one: \"true\", other.io/x: y }\n\
+                matchExpressions: [{ key: cloud/two, operator: Exists }]\n- { key: taint, effect: NoSchedule }\n";
+    assert_eq!(keys_of_manifest(text).into_iter().collect::<Vec<_>>(), ["cloud/two", "tessera.dev/one"]);
+}
+
 #[test]
 fn annotations_and_labels_are_documented_and_exist() {
     let (annotations, labels) = (read("docs/reference/annotations.md"), read("docs/reference/labels.md"));
@@ -154,11 +183,13 @@ fn annotations_and_labels_are_documented_and_exist() {
     let missing: Vec<&String> =
         literals.iter().filter(is_key).filter(|key| !told.contains(key.trim_end_matches('-'))).collect();
     assert!(missing.is_empty(), "not documented: {missing:#?}");
-    let manifests: String = ["agent", "scheduler"]
-        .into_iter()
-        .flat_map(|part| files(&format!("deploy/{part}"), "yaml"))
-        .map(|file| read(&file))
-        .collect();
+    let manifests: String = chart_files().map(|file| read(&file)).collect();
+    let of_chart = keys_of_manifest(&manifests);
+    assert!(
+        of_chart.contains("tessera.dev/scheduler") && of_chart.contains("cloud.google.com/gke-accelerator")
+    );
+    let missing: Vec<&String> = of_chart.iter().filter(|key| !told.contains(&format!("`{key}`"))).collect();
+    assert!(missing.is_empty(), "in the chart, and not documented: {missing:#?}");
     let documented = first_column(&annotations).into_iter().chain(first_column(&labels));
     let unknown: Vec<String> =
         documented.filter(|key| !literals.contains(key) && !manifests.contains(key.as_str())).collect();

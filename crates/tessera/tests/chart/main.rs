@@ -320,6 +320,35 @@ fn the_webhook_covers_the_pods_of_the_policy() {
     assert!(!none.keys().any(|name| name.contains("Mutating")), "{:?}", none.keys());
 }
 
+/// Pods with claims name no resource. Only a scheduler that serves claims gets them. MIG instances are counted by
+/// kube-scheduler alone, so pods with them keep their scheduler.
+#[test]
+fn pods_with_claims_get_the_scheduler_that_serves_claims() {
+    for (version, name) in [
+        ("1.34.2", r#""MutatingWebhookConfiguration" null "tessera-scheduler-name""#),
+        ("1.36.4", r#""MutatingAdmissionPolicy" null "tessera-scheduler-name""#),
+    ] {
+        for dra in [false, true] {
+            let serves_claims = format!("scheduler.dra={dra}");
+            let values = ["scheduler.mode=second", serves_claims.as_str()];
+            let found = objects(&text(&template(version, "gpus", &values)));
+            let object = &found[name];
+            let policy = if object["webhooks"].is_array() { &object["webhooks"][0] } else { &object["spec"] };
+            let conditions = policy["matchConditions"].as_array().unwrap();
+            let expression = conditions[1]["expression"].as_str().unwrap();
+            let matches_claims =
+                expression.ends_with("|| object.spec.?resourceClaims.orValue([]).size() > 0");
+            assert_eq!(matches_claims, dra, "{expression}");
+            assert!(
+                expression.contains("'nvidia.com/gpu'") || expression.contains("'tencent.com/vcuda-core'")
+            );
+            assert!(!expression.contains("mig-"), "{expression}");
+            let labels = [&policy["objectSelector"], &policy["matchConstraints"]["objectSelector"]];
+            assert!(labels.iter().any(|selector| selector.to_string().contains("tessera.dev/scheduler")));
+        }
+    }
+}
+
 /// Every object with a namespace is in that of the release, except those that other tools read in `kube-system`.
 #[test]
 fn everything_is_in_the_namespace_of_the_release() {

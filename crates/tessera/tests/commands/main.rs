@@ -9,6 +9,7 @@ mod exit_codes;
 mod help;
 mod migrate;
 mod mistakes;
+mod other_plugins;
 mod readme;
 #[path = "../book/section.rs"]
 mod section;

@@ -1,4 +1,5 @@
-//! Runs the commands of README.md and of the page for beginners as they are written there, from the root of a clone.
+//! Runs the commands of README.md, of the page for beginners and of the tutorials as they are written there, from the
+//! root of a clone. The tutorials' commands for a cluster have a test beside the kubectl plugins.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -130,4 +131,20 @@ fn every_command_of_the_readme_runs_as_written() {
         let printed: Vec<&str> = text.lines().take(compared).collect();
         assert_eq!(printed, output[..compared], "{words}");
     }
+}
+
+#[test]
+fn the_commands_of_the_tutorials_that_need_no_cluster_run() {
+    let page = std::fs::read_to_string(root().join("docs/tutorials.md")).unwrap();
+    let shown = shown_commands(&page);
+    let of_no_cluster = shown.iter().filter(|shown| !shown.command.starts_with("demo "));
+    let mut count = 0;
+    for Shown { command: words, .. } in of_no_cluster {
+        let arguments: Vec<&str> = words.split_whitespace().collect();
+        let ran = command(&arguments).current_dir(root()).output().unwrap();
+        assert!(ran.status.success(), "{words}: {}", String::from_utf8_lossy(&ran.stderr));
+        assert!(!ran.stdout.is_empty(), "{words}");
+        count += 1;
+    }
+    assert!(count > 0, "{shown:?}");
 }

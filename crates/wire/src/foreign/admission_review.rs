@@ -77,15 +77,16 @@ struct AdmissionResponse {
 
 impl AdmissionReview {
     /// Answers that the pod is admitted. If the pod requests GPUs and names no scheduler and no node, it gets `scheduler`
-    /// as its `schedulerName`.
-    pub fn with_scheduler(&self, scheduler: &str) -> Result<AdmissionAnswer, BadReview> {
+    /// as its `schedulerName`. With `claims` it also gets it if it uses claims, which may be for GPUs.
+    pub fn with_scheduler(&self, scheduler: &str, claims: bool) -> Result<AdmissionAnswer, BadReview> {
         if self.kind != KIND || self.api_version != API_VERSION {
             return Err(BadReview::Kind { kind: self.kind.clone(), version: self.api_version.clone() });
         }
         let request = self.request.as_ref().ok_or(BadReview::NoRequest)?;
         let spec = &request.object.spec;
         let names_none = spec.scheduler_name.is_empty() || spec.scheduler_name == DEFAULT_SCHEDULER;
-        let is_ours = names_none && spec.node_name.is_empty() && spec.asks_for_gpus();
+        let wants = spec.asks_for_gpus() || claims && !spec.resource_claims.is_empty();
+        let is_ours = names_none && spec.node_name.is_empty() && wants;
         let patch = is_ours.then(|| {
             let add = serde_json::json!([{ "op": "add", "path": "/spec/schedulerName", "value": scheduler }]);
             base64(add.to_string().as_bytes())
@@ -125,12 +126,16 @@ mod tests {
         "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMvc2NoZWR1bGVyTmFtZSIsInZhbHVlIjoidGVzc2VyYSJ9XQ==";
 
     fn answer(spec: &Value) -> Value {
+        answer_with(spec, false)
+    }
+
+    fn answer_with(spec: &Value, claims: bool) -> Value {
         let review = json!({
             "apiVersion": API_VERSION, "kind": KIND,
             "request": { "uid": "705ab4f5", "operation": "CREATE", "object": { "metadata": { "generateName": "p-" }, "spec": spec } },
         });
         let review: AdmissionReview = serde_json::from_value(review).unwrap();
-        serde_json::to_value(review.with_scheduler("tessera").unwrap()).unwrap()
+        serde_json::to_value(review.with_scheduler("tessera", claims).unwrap()).unwrap()
     }
 
     fn spec(resource: &str, amount: &str) -> Value {
@@ -148,6 +153,18 @@ mod tests {
         let init = json!({ "containers": [{ "name": "main" }],
             "initContainers": [{ "name": "first", "resources": { "limits": { "nvidia.com/gpu": "1" } } }] });
         assert_eq!(answer(&init)["response"]["patch"], PATCH);
+    }
+
+    #[test]
+    fn pods_with_claims_get_the_scheduler_if_it_serves_claims() {
+        let claims = json!([{ "name": "gpu", "resourceClaimTemplateName": "small" }]);
+        let pod = json!({ "containers": [{ "name": "main" }], "resourceClaims": claims });
+        assert_eq!(answer_with(&pod, true)["response"]["patch"], PATCH);
+        let unchanged = json!({ "uid": "705ab4f5", "allowed": true });
+        assert_eq!(answer_with(&pod, false)["response"], unchanged);
+        let named = json!({ "schedulerName": "volcano", "resourceClaims": claims });
+        assert_eq!(answer_with(&named, true)["response"], unchanged);
+        assert_eq!(answer_with(&json!({ "resourceClaims": [] }), true)["response"], unchanged);
     }
 
     #[test]
@@ -171,7 +188,7 @@ mod tests {
     #[test]
     fn other_objects_are_not_answered() {
         let read =
-            |text: &str| serde_json::from_str::<AdmissionReview>(text).unwrap().with_scheduler("tessera");
+            |text: &str| serde_json::from_str::<AdmissionReview>(text).unwrap().with_scheduler("tessera", true);
         let old = read(
             r#"{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview","request":{"uid":"u"}}"#,
         );

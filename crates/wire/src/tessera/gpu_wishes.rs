@@ -27,6 +27,11 @@ const GPU_POLICY: Keys = ["tessera.dev/gpu-policy", "hami.io/gpu-scheduler-polic
 const MODE: &str = "nvidia.com/vgpu-mode";
 const ONLY_MODE: &str = "hami-core";
 
+/// Indexes of GPUs, and the key to use instead. They were proposed for HAMi, which does not read them. An index means
+/// another GPU on every node.
+const BY_INDEX: [(&str, &str); 2] =
+    [("nvidia.com/use-gpuindexes", USE_UUIDS[0]), ("nvidia.com/nouse-gpuindexes", AVOID_UUIDS[0])];
+
 /// Weights of the used parts of a GPU, by which `binpack` and `spread` compare GPUs for shares.
 const WEIGHTS: Keys = ["tessera.dev/gpu-weights", "hami.io/device-scoring-weights"];
 
@@ -35,7 +40,7 @@ const WEIGHTS: Keys = ["tessera.dev/gpu-weights", "hami.io/device-scoring-weight
 const MAX_MODELS: usize = 32;
 
 /// All annotations that [`parse`] reads.
-pub const KEYS: [&str; 17] = [
+pub const KEYS: [&str; 19] = [
     USE_MODELS[0],
     USE_MODELS[1],
     AVOID_MODELS[0],
@@ -51,6 +56,8 @@ pub const KEYS: [&str; 17] = [
     GPU_POLICY[0],
     GPU_POLICY[1],
     MODE,
+    BY_INDEX[0].0,
+    BY_INDEX[1].0,
     WEIGHTS[0],
     WEIGHTS[1],
 ];
@@ -86,6 +93,14 @@ pub enum BadWish {
         /// Valid values.
         expected: &'static str,
     },
+    /// The annotation names GPUs by their indexes.
+    #[error("{key}: GPUs cannot be chosen by index; write their UUIDs in {instead}")]
+    Index {
+        /// Key of the annotation.
+        key: &'static str,
+        /// Key to use in its place.
+        instead: &'static str,
+    },
     /// The weights are given for a policy that does not compare GPUs by their parts.
     #[error("{0} counts only with the policies binpack and spread; choose one of them with {gpu_policy}, or remove it", gpu_policy = GPU_POLICY[0])]
     WeightsWithoutPolicy(&'static str),
@@ -107,6 +122,9 @@ pub struct GpuWishes {
 
 /// Parses the annotations of a pod.
 pub fn parse(annotations: &BTreeMap<String, String>) -> Result<GpuWishes, BadWish> {
+    if let Some((key, instead)) = BY_INDEX.into_iter().find(|(key, _)| annotations.contains_key(*key)) {
+        return Err(BadWish::Index { key, instead });
+    }
     let mut wishes = GpuWishes {
         selection: GpuSelection {
             use_models: models(annotations, USE_MODELS)?,
@@ -328,6 +346,11 @@ mod tests {
              several separated by commas",
         );
         check("nvidia.com/numa-bind", "yes", "nvidia.com/numa-bind: found \"yes\"; write true or false");
+        check(
+            "nvidia.com/nouse-gpuindexes",
+            "0,1",
+            "nvidia.com/nouse-gpuindexes: GPUs cannot be chosen by index; write their UUIDs in tessera.dev/avoid-gpu-uuids",
+        );
         check("nvidia.com/vgpu-mode", "mig", "nvidia.com/vgpu-mode: found \"mig\"; write hami-core");
         for bad in
             ["", "slot=1,core=1", "slot=0,core=0,memory=0", "slot=1,core=1,memory=-1", "slot=1,slot=1,core=1"]

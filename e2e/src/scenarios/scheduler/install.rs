@@ -10,7 +10,7 @@ use std::{cell::Cell, collections::BTreeMap, fs, net::SocketAddr, path::PathBuf,
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{Pod, Service},
+    core::v1::{Pod, PodResourceClaim, Service},
 };
 use kube::{
     Api,
@@ -345,12 +345,14 @@ impl Installation {
         self.cluster().kubectl(&["label", "node", &self.node.name, FOUND, &unlabel]).await?;
         self.describe_gpus()?;
         let by_cdi = "agent.extraArgs={--gpus=simulated:/etc/e2e/gpus.json,--device-list-strategy=cdi-cri}";
-        for (by, others) in [("policy", None), ("webhook", Some(by_cdi))] {
+        // Claims are served in one of the two ways.
+        for (by, others, of_claims) in
+            [("policy", "scheduler.dra=true", "tessera"), ("webhook", by_cdi, "default-scheduler")]
+        {
             self.wait_for_name("default-scheduler").await?;
             let by_value = format!("scheduler.schedulerNameBy={by}");
-            let values = ["scheduler.mode=second", &image, &by_value];
-            self.install(&values.into_iter().chain(others).collect::<Vec<_>>()).await?;
-            Box::pin(self.name_is_set(by)).await?;
+            self.install(&["scheduler.mode=second", &image, &by_value, others]).await?;
+            Box::pin(self.name_is_set(by, of_claims)).await?;
             self.uninstall().await?;
         }
         Ok(())
@@ -380,8 +382,8 @@ impl Installation {
             .await
     }
 
-    /// Checks which pods get the second kube-scheduler, and that one of them runs.
-    async fn name_is_set(&self, by: &str) -> Result<()> {
+    /// Checks which pods get the second kube-scheduler, and that one of them runs. Pods with claims get `of_claims`.
+    async fn name_is_set(&self, by: &str, of_claims: &str) -> Result<()> {
         self.wait_for_name("tessera").await?;
         let pods = self.cluster().pods();
         let mut out = pod("opted-out", "true", &SMALL);
@@ -390,10 +392,25 @@ impl Installation {
         if let Some(spec) = &mut named.spec {
             spec.scheduler_name = Some("another".to_owned());
         }
+        let mut claiming = pod("claiming", "true", &[]);
+        if let Some(spec) = &mut claiming.spec {
+            let claim = PodResourceClaim {
+                name: "gpu".to_owned(),
+                resource_claim_name: Some("small".to_owned()),
+                ..PodResourceClaim::default()
+            };
+            spec.resource_claims = Some(vec![claim]);
+        }
+        let mut out_claiming = claiming.clone();
+        out_claiming.metadata.labels.clone_from(&out.metadata.labels);
         let probe = PostParams { dry_run: true, ..PostParams::default() };
-        for (other, expected) in
-            [(pod("plain", "true", &[]), "default-scheduler"), (out, "default-scheduler"), (named, "another")]
-        {
+        for (other, expected) in [
+            (pod("plain", "true", &[]), "default-scheduler"),
+            (out, "default-scheduler"),
+            (named, "another"),
+            (claiming, of_claims),
+            (out_claiming, "default-scheduler"),
+        ] {
             let made = pods.create(&probe, &other).await?;
             ensure!(scheduler_of(&made) == expected, "{} has {}", name(&made), scheduler_of(&made));
         }
