@@ -74,8 +74,9 @@ impl Demo {
         let mut program = Command::new("kubectl");
         program.args(words).current_dir(root()).env("PATH", std::env::join_paths(folders).unwrap());
         let output = program.env("KUBECONFIG", self.folder.path().join("kubeconfig")).output();
-        let output =
-            output.expect("this test needs kubectl in PATH; install it (on Debian: kubernetes-client)");
+        let output = output.unwrap_or_else(|error| {
+            panic!("this test needs kubectl in PATH; on Debian, install kubernetes-client: {error}")
+        });
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned() + &error)
     }
