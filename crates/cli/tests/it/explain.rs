@@ -23,7 +23,9 @@ fn nodes() -> Vec<Value> {
     let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);
     broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
     let mut not_served = node("not-served", "10.0.0.8", "GiB", &[T4; 4]);
-    not_served["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    for kind in ["capacity", "allocatable"] {
+        not_served["status"][kind]["aliyun.com/gpu-mem"] = "0".into();
+    }
     let mut all = vec![
         node("a10", "10.0.0.1", "GiB", &[A10, A10]),
         node("blocks", "10.0.0.2", "256MiB", &[T4, T4]),

@@ -18,6 +18,7 @@ use tessera_wire::foreign::dra::{ClaimName, Consumer, DeviceClass, ResourceClaim
 use tessera_wire::foreign::extender::BindingArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::dra::{self, BadAllocation, Fixed};
+use tessera_wire::tessera::parsed_node::ServedDialects;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
 use super::{BindRefusal, State, Timestamp, WatchEvent};
@@ -255,7 +256,7 @@ impl State {
     }
 
     /// Returns the dialects that a node serves by device plugins, and those that claims serve everywhere.
-    pub(crate) fn served_dialects(&self, by_plugins: DialectSet) -> DialectSet {
+    pub(crate) fn served_dialects(&self, by_plugins: ServedDialects) -> ServedDialects {
         by_plugins.union(self.claims.dialects)
     }
 
@@ -270,7 +271,7 @@ impl State {
                     dialects.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect));
                 let node = self.readable_node(&args.node);
                 !pod.spec.resource_claims.is_empty()
-                    || !node.is_ok_and(|node| node.spec.dialects.covers(wanted))
+                    || !node.is_ok_and(|node| node.spec.dialects.allocatable.covers(wanted))
             })
     }
 

@@ -71,6 +71,7 @@ const REASONS = [
   [/^a required GPU is not free$/, "reason.required"],
   [/^node is not known yet$/, "reason.unknown-node"],
   [/^node does not offer this kind of GPU resource$/, "reason.not-served"],
+  [/^node offers none of this GPU resource at the moment$/, "reason.withdrawn"],
   [/^the agent of the node is being replaced, or was stopped$/, "reason.no-agent"],
   [/^node cannot be read: (.+)$/, "reason.bad-node"],
   [/^ExceedsGPUQuota: not a pool of this namespace$/, "reason.quota-pool"],

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::admission::{
-    Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason, Service,
-};
+use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason};
 use tessera_core::claim::ClaimUid;
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::{NodeConstraints, PodConstraints, UnmetConstraint};
@@ -22,9 +20,10 @@ use tessera_core::units::{Count, NodeName, PodUid};
 use super::{
     KubeSchedulerReport, NodeExplanation, PodExplanation, Relief, Room, SmallerRequest, request_text,
 };
-use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit};
+use crate::foreign::dialect::{Dialect, MemoryUnit};
 use crate::foreign::objects::{Pod, PodSpec};
 use crate::tessera::grant;
+use crate::tessera::parsed_node::ServedDialects;
 use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
 
 /// Largest number of nodes on which pods are searched whose end would help. Trying all sets of pods
@@ -77,7 +76,7 @@ pub struct NodeFacts<'a> {
     /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
-    pub dialects: DialectSet,
+    pub dialects: ServedDialects,
     /// True if the node's agent has announced that it does not serve pods now.
     pub is_agent_unavailable: bool,
     /// Labels that quotas refer to.
@@ -232,10 +231,7 @@ impl<'a> Explainer<'a> {
         };
         let offer = NodeOffer {
             state: without_pod.as_ref().unwrap_or(node.state),
-            service: Service::new(
-                node.is_agent_unavailable,
-                node.dialects.covers(self.parsed.shape.dialects),
-            ),
+            service: node.dialects.service(self.parsed.shape.dialects, node.is_agent_unavailable),
             quota_labels: node.quota_labels,
         };
         let request = self.parsed.request(node.unit);
