@@ -439,7 +439,8 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
             problem?;
             return Ok(ExitCode::SUCCESS);
         }
-        let usage = ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await);
+        let usage =
+            ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await, survey.gpu_memory());
         let order = show::top::Order { sort: options.sort, rows: options.rows };
         let text = match form {
             Some(form) => document::print(&usage, form)?,

@@ -344,6 +344,12 @@ impl Survey {
         })
     }
 
+    /// Returns the memory of each GPU by UUID.
+    pub(crate) fn gpu_memory(&self) -> BTreeMap<String, MiB> {
+        let gpus = self.with_gpus().flat_map(|(_, state)| state.node().gpus());
+        gpus.map(|gpu| (gpu.uuid.to_string(), gpu.memory)).collect()
+    }
+
     /// Returns the nodes that share GPU memory, sorted by name, including nodes with an unknown number of GPUs.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         let shares = DialectSet::default().with(Dialect::Gpushare);

@@ -76,11 +76,15 @@ fn with_long_names() -> Stage {
     let train = "bert-large-pretraining-worker-7f9c8d6b5-x2x4z";
     let stage = Stage::new();
     let used = json!({ "uuid": "GPU-0", "index": 0, "grantedPercent": 33, "grantedMiB": 5120, "memoryUsedMiB": 4900, "busyPercent": 30.2, "throttledPercent": 4.0 });
+    let idle = json!({ "uuid": "GPU-0", "index": 0, "grantedPercent": 33, "grantedMiB": 5120, "memoryUsedMiB": 350, "busyPercent": 0.0 });
     let url = agent(
         &stage,
         json!({
             "gpus": [{ "uuid": "GPU-0", "index": 0, "memoryUsedMiB": 5000, "busyPercent": 61.4 }],
-            "containers": [{ "namespace": "team", "pod": train, "uid": "u", "container": "main", "gpus": [used] }],
+            "containers": [
+                { "namespace": "team", "pod": train, "uid": "u", "container": "main", "gpus": [used] },
+                { "namespace": "team", "pod": format!("{train}-beside"), "uid": "v", "container": "main", "gpus": [idle] },
+            ],
         }),
     );
     let mut long = node(name, "10.0.0.1", "GiB", &[T4; 8]);
@@ -125,8 +129,16 @@ fn no_view_is_wider_than_the_terminal_and_none_hides_its_answer() {
         assert!(overview.contains("-x2x4z-beside 33% 5 GiB"), "{overview}");
         for arguments in [&["top", "--once"][..], &["top", "--once", "--sort", "waste"]] {
             let top = shown(arguments);
-            let numbers = "main 30% 33% 4900 5120 4%";
-            assert!(words(&top).contains(numbers), "{columns} columns:\n{top}");
+            let (used, idle) = match columns {
+                80 => ("-x2x4z 30% 33% 4.8/5.0 GiB 4%", "-x2x4z-beside 0% 33% 0.3/5.0 GiB -"),
+                _ => ("-x2x4z main 30% 33% 4900 5120 4%", "-x2x4z-beside main 0% 33% 350 5120 -"),
+            };
+            for numbers in [used, idle] {
+                assert!(words(&top).contains(numbers), "{columns} columns: {numbers}\n{top}");
+            }
+            let pod = top.lines().find(|line| words(line).contains(used)).unwrap();
+            let name = pod.split_whitespace().nth(2).unwrap();
+            assert!(name.starts_with("team/bert") && name.chars().count() >= 24, "{name}");
         }
     }
 }
