@@ -285,7 +285,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the names of the nodes whose GPUs would do, best first.
+/// Returns the names of the nodes whose GPUs would do, best first if the order is known.
 fn usable(answer: &PodExplanation) -> impl Iterator<Item = String> + '_ {
     answer.best().into_iter().map(|view| view.node.clone())
 }

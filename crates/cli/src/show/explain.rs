@@ -12,6 +12,13 @@ use crate::table::align;
 /// Number of nodes shown in full without `-o wide`.
 const SHOWN_NODES: usize = 5;
 
+/// Line above nodes in the order of the scheduler.
+const BEST_FIRST: &str = "best node first";
+
+/// Line above nodes of which only the scheduler knows the order.
+const BY_NAME: &str =
+    "nodes by name; --endpoint URL shows which ones and which of their GPUs the scheduler prefers";
+
 /// Formats the explanation of an existing pod. kube-scheduler's own report on a waiting pod comes
 /// first.
 pub(crate) fn pod(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
@@ -113,6 +120,10 @@ fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     let limit = if all { usize::MAX } else { SHOWN_NODES };
     if !best.is_empty() {
         text.push('\n');
+    }
+    if best.len() > 1 {
+        let order = if explanation.is_ranked() { BEST_FIRST } else { BY_NAME };
+        let _ = writeln!(text, "{order}");
     }
     for view in shown.iter().take(limit) {
         node(&mut text, explanation, view, paint);

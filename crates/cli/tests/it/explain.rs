@@ -414,7 +414,10 @@ fn endpoint_queries_a_scheduler() {
             assert_eq!(api, scheduler, "{pod}");
         }
     }
-    let (api, scheduler) = both(GPU, &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team"]);
+    let (api, scheduler) = both(
+        GPU,
+        &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team", "-a", "tessera.dev/policy=share"],
+    );
     assert_eq!(api, scheduler);
     let (api, scheduler) = both(GPU, &["tree", "t4", "--no-agents", "-o", "wide"]);
     assert_eq!(api, scheduler);
@@ -433,7 +436,10 @@ fn endpoint_queries_a_scheduler() {
     assert!(api.starts_with("error: the GPU request of pod team/bad is invalid: "), "{api}");
     let (api, scheduler) = both(GPU, &["--context", "team", "explain", "share-large"]);
     assert_eq!(api, scheduler, "the namespace of the context counts with --endpoint, too");
-    let (api, scheduler) = both(GPU, &["--context", "team", "what-if", "aliyun.com/gpu-mem=8"]);
+    let (api, scheduler) = both(
+        GPU,
+        &["--context", "team", "what-if", "aliyun.com/gpu-mem=8", "-a", "tessera.dev/policy=share"],
+    );
     assert_eq!(api, scheduler);
     for view in ["overview", "tree", "top"] {
         let output = stage.run(GPU, &[view, "--endpoint", "http://127.0.0.1:1"]);

@@ -127,7 +127,8 @@ pub struct NodeExplanation {
     pub fits: bool,
     /// True if the node passes every check that Tessera can make, so that its GPUs would do.
     pub would_do: bool,
-    /// Rank among the nodes that would do; 1 is the best node.
+    /// Rank among the nodes that would do; 1 is the best node. Absent if several nodes would do and their order depends
+    /// on a forecast that only the scheduler has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
     /// GPUs that the pod would get, by container.
@@ -175,7 +176,13 @@ impl PodExplanation {
         self.waits || !self.unchecked.is_empty()
     }
 
-    /// Returns the nodes that would do, best first.
+    /// Returns whether the nodes that would do have ranks.
+    #[must_use]
+    pub fn is_ranked(&self) -> bool {
+        self.nodes.iter().any(|view| view.rank.is_some())
+    }
+
+    /// Returns the nodes that would do, best first, or by name if they have no ranks.
     #[must_use]
     pub fn best(&self) -> Vec<&NodeExplanation> {
         let mut best: Vec<&NodeExplanation> = self.nodes.iter().filter(|view| view.would_do).collect();

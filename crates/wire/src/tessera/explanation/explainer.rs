@@ -55,6 +55,11 @@ pub trait ClusterFacts: PolicyResolver {
     fn claim_requests(&self, _pod: &Pod) -> Vec<Request> {
         Vec::new()
     }
+    /// Returns whether the policy of this source ranks nodes as the scheduler does. Only the scheduler knows the forecast
+    /// of policy `tessera`, which counts pods that have ended, and the table of policy `static`.
+    fn knows_ranks(&self, _policy: &Policy) -> bool {
+        true
+    }
     /// Returns how many MIG instances of this resource the pods of a node hold.
     fn held_instances(&self, node: &NodeName, resource: &str) -> u64;
     /// Describes the reservation for a pod, if there is one.
@@ -103,6 +108,8 @@ pub struct Explainer<'a> {
     /// What the namespaces use without the booking of the pod itself, if it has one.
     usage_without_pod: Option<NamespaceUsage>,
     scores: Vec<(f64, usize)>,
+    /// Whether the order of the scores is the scheduler's.
+    is_ranked: bool,
     /// Nodes without enough free GPUs, and whether evictions could help.
     short_of_gpus: BTreeMap<NodeName, bool>,
     smaller: LargestRequests,
@@ -187,6 +194,7 @@ impl<'a> Explainer<'a> {
         let usage_without_pod = is_booked.then(|| facts.view().usage_without(&uid));
         Ok(Self {
             pod,
+            is_ranked: facts.knows_ranks(&parsed.policy),
             parsed,
             constraints,
             instances: pod.spec.mig_instances(),
@@ -342,9 +350,12 @@ impl<'a> Explainer<'a> {
     pub fn finish(mut self) -> PodExplanation {
         let reliefs = self.to_search.iter().filter_map(|case| case.search(&self.parsed.policy));
         self.explanation.relief.extend(reliefs);
-        self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        for (rank, (_, position)) in self.scores.iter().enumerate() {
-            self.explanation.nodes[*position].rank = Some(rank + 1);
+        // One node is the best one in every order.
+        if self.is_ranked || self.scores.len() == 1 {
+            self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+            for (rank, (_, position)) in self.scores.iter().enumerate() {
+                self.explanation.nodes[*position].rank = Some(rank + 1);
+            }
         }
         let mut explanation = self.explanation;
         explanation.relief.sort_by_key(|relief| relief.pods.len());
