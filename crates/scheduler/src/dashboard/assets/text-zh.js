@@ -283,7 +283,7 @@ export default {
   "reason.taint": "节点带有污点 {1}，该 Pod 不容忍",
   "reason.selector": "节点缺少该 Pod 的 nodeSelector 标签 {1}",
   "reason.affinity": "节点不符合该 Pod 的节点亲和性",
-  "reason.resource": "节点提供 {1} 个 {2}，该 Pod 请求 {3} 个",
+  "reason.resource": "节点的 {2} 为 {1}，该 Pod 请求 {3}",
   "reason.allowed": "注解允许的 GPU 少于 {1} 块", "reason.numa": "没有 NUMA 节点能为该 Pod 提供 {1} 块 GPU",
   "reason.fewer-share": "剩余 {2} 算力和 {3} 显存的 GPU 少于 {1} 块", "reason.fewer-memory-left": "剩余 {2} 显存的 GPU 少于 {1} 块", "reason.fewer-memory": "显存达到 {2} 的 GPU 少于 {1} 块",
   "reason.static": "静态表中没有空闲的 {1} 块 GPU 组合",

@@ -88,7 +88,7 @@ const REASONS = [
   [/^node lacks the label (.+) of the pod's nodeSelector$/, "reason.selector"],
   [/^node does not match the pod's node affinity$/, "reason.affinity"],
   [/^node has its largest number of pods, (\d+)$/, "reason.max-pods"],
-  [/^node offers (\d+) of (.+), and the pod requests (\d+)$/, "reason.resource"],
+  [/^node offers ([\d.]+(?: \w+)?) of (.+), and the pod requests ([\d.]+(?: \w+)?)$/, "reason.resource"],
   [/^node has (\d+) of (\d+) (\S+) left, and the pod requests (\d+)$/, "reason.instances"],
   [/^cordoned$/, "reason.gpu-cordoned"],
   [/^excluded by an annotation$/, "reason.excluded"],
