@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use tessera_core::units::Count;
-use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation};
+use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation, unreported};
 
 use crate::paint::Paint;
 use crate::table::align;
@@ -32,9 +32,10 @@ pub(crate) fn pod(explanation: &PodExplanation, all: bool, paint: Paint) -> Stri
             let message = if report.message.is_empty() { &report.reason } else { &report.message };
             let _ = writeln!(text, "kube-scheduler: {message}");
         }
-        None => text.push_str(
-            "kube-scheduler has not reported on the pod yet; check its schedulerName if this lasts\n",
-        ),
+        None => {
+            let scheduler = explanation.unreported.as_deref().unwrap_or("unknown");
+            let _ = writeln!(text, "{}", unreported(scheduler));
+        }
     }
     if let Some(gang) = &explanation.gang {
         let _ = writeln!(text, "{gang}");

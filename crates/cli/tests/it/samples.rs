@@ -90,10 +90,12 @@ fn reports_a_cluster_without_gpus() {
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
     // Pods wait for GPUs that no node offers.
     stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1)], json!({})));
-    let output = stage.run(GPU, &["overview"]);
+    let output = stage.command(GPU).arg("overview").env("COLUMNS", "120").output().unwrap();
     let (shown, warned) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(shown.starts_with("1 pod waits for GPUs:\n  team/waits "), "{shown:?}");
+    let unreported = "kube-scheduler has not reported on the pod yet; its schedulerName is default-scheduler";
+    assert!(shown.contains(unreported), "{shown:?}");
     assert_eq!(warned, said);
 }
 

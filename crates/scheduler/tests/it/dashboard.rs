@@ -126,6 +126,21 @@ fn nodes_and_gpus_that_get_no_pods_are_not_free() {
     assert_eq!(trouble.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["down"]);
 }
 
+/// A pod of another scheduler has a reason, too: the name of that scheduler.
+#[test]
+fn a_pod_without_a_report_names_its_scheduler() {
+    let mut state = some();
+    let mut foreign = whole("foreign", 1);
+    foreign["spec"]["schedulerName"] = "other".into();
+    set_pod(&mut state, &foreign);
+    let rows = json_of(pods::pods(&state, &filter("state=waiting")).items);
+    let of = |name: &str| rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
+    assert_eq!(of("foreign")["unreported"], "other");
+    assert_eq!(of("waits")["unreported"], "default-scheduler");
+    let placed = json_of(pods::pods(&state, &filter("state=placed")).items);
+    assert!(placed.as_array().unwrap().iter().all(|row| row["unreported"].is_null()), "{placed}");
+}
+
 #[test]
 fn node_list_applies_every_filter() {
     let mut state = some();

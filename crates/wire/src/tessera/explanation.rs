@@ -41,6 +41,9 @@ pub struct PodExplanation {
     /// Last report of kube-scheduler on a pod that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// The pod's `schedulerName` while the pod waits and no scheduler has reported on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreported: Option<String>,
     /// What the gang of a pod that waits lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gang: Option<String>,
@@ -68,6 +71,12 @@ pub struct PodExplanation {
     /// Number of pods like a hypothetical one that fit on each node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub room: Vec<Room>,
+}
+
+/// Returns what is to be said of a waiting pod on which no scheduler has reported.
+#[must_use]
+pub fn unreported(scheduler_name: &str) -> String {
+    format!("kube-scheduler has not reported on the pod yet; its schedulerName is {scheduler_name}")
 }
 
 /// Report of kube-scheduler on a pod that it did not place, from the pod's condition.

@@ -182,7 +182,7 @@ export default {
   "explain.free": "available",
   "explain.free-gpus": "Nodes whose GPUs would do",
   "explain.would-do": "The GPUs of {n} of {all} {all|node|nodes} would do.",
-  "explain.unreported": "kube-scheduler has not reported on this pod yet. If this lasts, check its schedulerName.",
+  "explain.unreported": "kube-scheduler has not reported on the pod yet; its schedulerName is {scheduler}",
   "explain.since": "since {when}",
   "explain.placed": "On node",
   "explain.no-reason": "The pod does not say why these GPUs were chosen: another scheduler or an older version placed it.",

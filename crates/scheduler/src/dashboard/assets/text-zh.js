@@ -182,7 +182,7 @@ export default {
   "explain.free": "可用",
   "explain.free-gpus": "GPU 满足要求的节点",
   "explain.would-do": "{all} 个节点中有 {n} 个的 GPU 满足要求。",
-  "explain.unreported": "kube-scheduler 尚未报告该 Pod 的情况。若持续如此，请检查其 schedulerName。",
+  "explain.unreported": "kube-scheduler 尚未报告该 Pod 的情况；其 schedulerName 为 {scheduler}",
   "explain.since": "自 {when}",
   "explain.placed": "所在节点",
   "explain.no-reason": "该 Pod 未记录选择这些 GPU 的原因：由其他调度器或旧版本调度。",

@@ -179,6 +179,7 @@ impl<'a> Explainer<'a> {
             holds,
             placement_reason,
             waits,
+            unreported: (waits && report.is_none()).then(|| pod.spec.scheduler().to_owned()),
             kube_scheduler: report.filter(|_| waits),
             gang: facts.gang_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
             reservation: facts.reservation_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
