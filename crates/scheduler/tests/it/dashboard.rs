@@ -446,6 +446,8 @@ fn all_idle_pods_are_listed_page_by_page() {
     let first = listed(r#"{"state":"idle","limit":100}"#);
     let rest = listed(r#"{"state":"idle","limit":100,"offset":100}"#);
     assert_eq!([first, rest].concat(), names, "in natural order, because all waste the same");
+    let last = listed(r#"{"state":"idle","limit":1,"reversed":true}"#);
+    assert_eq!(last.last(), names.last());
     let none = waste::waste(&state, &log, 2000, &serde_json::from_str(r#"{"state":"idle"}"#).unwrap());
     assert_eq!((none.total, none.namespaces), (0, vec!["team".to_owned()]), "idle for a second only");
 }

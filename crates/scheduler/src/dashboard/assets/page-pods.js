@@ -47,7 +47,7 @@ export default function pods({ parameters, signal }) {
         list.reset();
       };
       const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]],
-        sorts: [["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
+        sorts: [["", t("sort.waiting")], ["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
       await list.reset();
     },

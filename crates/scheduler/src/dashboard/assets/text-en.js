@@ -79,7 +79,7 @@ export default {
   "over.models.note": "Nodes with GPUs of each model, grouped by usage. Select a number to list the nodes.",
   "over.map": "All nodes",
   "filter.sort": "Order",
-  "sort.age": "oldest first",
+  "sort.waiting": "waiting first", "sort.age": "oldest first",
   "sort.youngest": "youngest first",
   "sort.name": "by name", "sort.full": "fullest first", "sort.free": "most free GPUs first", "sort.trouble": "most problems first",
   "over.map.note": "One square per node. Use the arrow keys to move and Enter to open a node.",

@@ -79,7 +79,7 @@ export default {
   "over.models.note": "各型号的节点数，按使用率分组。点击数字查看对应节点。",
   "over.map": "全部节点",
   "filter.sort": "排序",
-  "sort.age": "最早的在前",
+  "sort.waiting": "等待中的在前", "sort.age": "最早的在前",
   "sort.youngest": "最新的在前", "sort.full": "最满的在前", "sort.free": "空闲 GPU 最多的在前", "sort.trouble": "问题最多的在前",
   "sort.name": "按名称",
   "over.map.note": "每个方格代表一个节点。按方向键移动，按回车键打开。",

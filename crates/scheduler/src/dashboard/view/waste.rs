@@ -164,6 +164,9 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) 
     view.namespaces = namespaces.into_iter().map(str::to_owned).collect();
     view.namespaces.sort_by(|a, b| natural(a, b));
     view.pods.sort_by(|a, b| order(&query.sort, a, b));
+    if query.reversed {
+        view.pods.reverse();
+    }
     let range = query.range(view.pods.len());
     (view.total, view.offset) = (view.pods.len(), range.start);
     view.pods = view.pods.drain(range).collect();
