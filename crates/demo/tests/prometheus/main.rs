@@ -182,14 +182,14 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     assert!(monitor.contains("regex: pod_and_gpu_map_info\n          action: drop"), "{monitor}");
     let dropped = "    metric_relabel_configs: [{ source_labels: [__name__], regex: pod_and_gpu_map_info, action: drop }]\n";
     // Series get the name of their node, as deploy/monitoring/pod-monitor.yaml does.
-    for label in ["instance", "node"] {
+    for label in ["instance", "node", "node_name"] {
         let line = format!("sourceLabels: [__meta_kubernetes_pod_node_name]\n          targetLabel: {label}");
         assert!(monitor.contains(&line), "{monitor}");
     }
     let mut named = Vec::new();
     for (node, target) in &agents {
-        let of_node =
-            ["instance", "node"].map(|label| format!("{{ target_label: {label}, replacement: {node} }}"));
+        let of_node = ["instance", "node", "node_name"]
+            .map(|label| format!("{{ target_label: {label}, replacement: {node} }}"));
         let relabelings = format!("    relabel_configs: [{}]\n", of_node.join(", "));
         named.push((format!("{node}/tessera-agent"), relabelings, Gate::start(*target, true).await));
     }
@@ -261,6 +261,7 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     let state = |name: &str| rules.iter().find(|rule| rule["name"] == name).unwrap()["state"].clone();
     for name in [
         "TesseraAgentDown",
+        "TesseraAgentNotScraped",
         "TesseraSchedulerDown",
         "TesseraSchedulerNoLeader",
         "TesseraUsageUnknown",
@@ -333,6 +334,12 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     until_data("TesseraGpuNotRead").await;
     until_data("TesseraUsageUnknown").await;
     std::fs::rename(&away, &description).unwrap();
+    // A node has announced an agent, and Prometheus has no target for it.
+    let annotations = serde_json::json!({"tessera.dev/agent": "http://127.0.0.1:9"});
+    let foreign = serde_json::json!({"metadata": {"name": "foreign", "annotations": annotations},
+        "spec": {"unschedulable": true}});
+    client.send("POST", "/api/v1/nodes", &headers, foreign.to_string()).await.unwrap();
+    until_data("TesseraAgentNotScraped").await;
     // An agent stops, a second replica leads, and then no replica answers.
     named.last().unwrap().2.close();
     until_data("TesseraAgentDown").await;
