@@ -179,7 +179,7 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
             pods: held.collect(),
         }
     };
-    let serves = |dialect: &Dialect| facts.dialects.covers(DialectSet::default().with(*dialect));
+    let serves = |dialect: &Dialect| facts.dialects.offered.covers(DialectSet::default().with(*dialect));
     NodeDocument {
         name: node.name.to_string(),
         address: facts.address.clone(),

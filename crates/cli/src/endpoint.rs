@@ -190,7 +190,7 @@ fn waiting_pod(row: &Value) -> Value {
     json!({
         "metadata": {"name": row["name"], "namespace": row["namespace"], "uid": row["uid"],
                      "creationTimestamp": row["created"]},
-        "spec": {"containers": []},
+        "spec": {"containers": [], "schedulerName": row["unreported"]},
         "status": {"phase": "Pending", "conditions": conditions},
     })
 }

@@ -65,6 +65,11 @@ impl ClusterFacts for Survey {
         self.grant(uid)
     }
 
+    fn knows_ranks(&self, policy: &Policy) -> bool {
+        // The plugin has neither the scheduler's forecast nor its table.
+        !matches!(policy, Policy::Tessera(_) | Policy::Static(_))
+    }
+
     fn is_offered(&self, resource: &str) -> bool {
         self.nodes.values().any(|node| node.constraints.other_resources.contains_key(resource))
     }

@@ -157,16 +157,16 @@ pub(crate) fn render(survey: &Survey, view: &View, context: Context) -> Result<S
         }
         (None, Plugin::Gpu) if survey.with_gpus().next().is_none() => String::new(),
         (None, Plugin::Gpu) => show::topology::summary(&show::topology::view(survey, false), headers),
-        (form, Plugin::Share) => share_text(&ShareTable::of(survey), view, form),
+        (form, Plugin::Share) => share_text(&ShareTable::of(survey), view, form, context),
     })
 }
 
-fn share_text(table: &ShareTable, view: &View, form: Option<OutputFormat>) -> String {
+fn share_text(table: &ShareTable, view: &View, form: Option<OutputFormat>, context: Context) -> String {
     if view.details {
-        return show::share::details(table);
+        return show::share::details(table, context.columns);
     }
-    let columns = show::share::Columns { headers: !view.no_headers, wide: form == Some(OutputFormat::Wide) };
-    show::share::summary(table, columns)
+    let (headers, wide) = (!view.no_headers, form == Some(OutputFormat::Wide));
+    show::share::summary(table, show::share::Columns { headers, wide, terminal: context.columns })
 }
 
 fn names(nodes: impl Iterator<Item = String>) -> String {
@@ -220,7 +220,7 @@ async fn view_by_scheduler(
             match view.output {
                 Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&found, form)?,
                 Some(OutputFormat::Name) => names(found.nodes.into_iter().map(|node| node.name)),
-                form => share_text(&ShareTable::of_view(&found, load::unit(source)), view, form),
+                form => share_text(&ShareTable::of_view(&found, load::unit(source)), view, form, context),
             }
         }
     };
@@ -285,7 +285,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the names of the nodes whose GPUs would do, best first.
+/// Returns the names of the nodes whose GPUs would do, best first if the order is known.
 fn usable(answer: &PodExplanation) -> impl Iterator<Item = String> + '_ {
     answer.best().into_iter().map(|view| view.node.clone())
 }
@@ -439,7 +439,8 @@ async fn top(source: &SourceOptions, options: &Top, context: Context) -> Result<
             problem?;
             return Ok(ExitCode::SUCCESS);
         }
-        let usage = ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await);
+        let usage =
+            ClusterUse::new(usage::of_nodes(client.as_ref(), source, &survey).await, survey.gpu_memory());
         let order = show::top::Order { sort: options.sort, rows: options.rows };
         let text = match form {
             Some(form) => document::print(&usage, form)?,

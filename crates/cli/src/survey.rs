@@ -33,7 +33,10 @@ use tessera_wire::tessera::gang::{GangKey, GangProgress};
 use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
 use tessera_wire::tessera::reservation::{self, NodeReservation};
 use tessera_wire::tessera::rules::Rules;
-use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
+use tessera_wire::{
+    foreign::dialect::DialectSet,
+    tessera::parsed_node::{self, ServedDialects},
+};
 
 use crate::gangs::Gangs;
 
@@ -85,7 +88,7 @@ pub struct NodeFacts {
     /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
-    pub dialects: DialectSet,
+    pub dialects: ServedDialects,
     /// True if the node's agent has announced that it does not serve pods now.
     pub is_agent_unavailable: bool,
     /// Amount of `aliyun.com/gpu-mem` that the node offers.
@@ -341,10 +344,16 @@ impl Survey {
         })
     }
 
+    /// Returns the memory of each GPU by UUID.
+    pub(crate) fn gpu_memory(&self) -> BTreeMap<String, MiB> {
+        let gpus = self.with_gpus().flat_map(|(_, state)| state.node().gpus());
+        gpus.map(|gpu| (gpu.uuid.to_string(), gpu.memory)).collect()
+    }
+
     /// Returns the nodes that share GPU memory, sorted by name, including nodes with an unknown number of GPUs.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         let shares = DialectSet::default().with(Dialect::Gpushare);
-        let sharing = self.nodes.iter().filter(move |(_, facts)| facts.dialects.covers(shares));
+        let sharing = self.nodes.iter().filter(move |(_, facts)| facts.dialects.offered.covers(shares));
         sharing.filter_map(|(name, facts)| Some((facts, self.view.ledger().node(name)?)))
     }
 
@@ -464,7 +473,7 @@ impl NodeFacts {
         Self {
             problem: None,
             unit: rules.unit,
-            dialects: DialectSet::default(),
+            dialects: ServedDialects::default(),
             is_agent_unavailable: false,
             shared_memory: MiB::ZERO,
             agent,

@@ -76,6 +76,25 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     kept
 }
 
+/// Cuts text in the middle, so that `columns` places of a terminal suffice. Names of pods differ at the end, after the
+/// name of what they belong to. Text with colours is cut at the end.
+fn cut_middle(text: &str, columns: usize) -> String {
+    if width(text) <= columns || text.contains(ESCAPE) || columns < 3 {
+        return cut(text, columns);
+    }
+    let taken = |letters: &mut dyn Iterator<Item = char>, room: usize| {
+        let mut places = 0;
+        let fits = |letter: &char| {
+            places += letter.width().unwrap_or(0);
+            places <= room
+        };
+        letters.take_while(fits).collect::<String>()
+    };
+    let end = taken(&mut text.chars().rev(), (columns - 1).div_ceil(2));
+    let begin = taken(&mut text.chars(), columns - 1 - width(&end));
+    format!("{begin}…{}", end.chars().rev().collect::<String>())
+}
+
 /// Cuts every line of a text.
 pub(crate) fn cut_lines(text: &str, columns: usize) -> String {
     text.split_inclusive('\n')
@@ -86,9 +105,22 @@ pub(crate) fn cut_lines(text: &str, columns: usize) -> String {
         .collect()
 }
 
-/// Aligns text in columns like [`align`]. If a line is wider than `columns`, the widest of the `flexible` columns is cut,
-/// so that the other columns stay whole.
-pub(crate) fn align_within(text: &str, columns: Option<usize>, flexible: &[usize]) -> String {
+/// A column of names, which are cut in the middle on a narrow terminal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameColumn {
+    pub(crate) column: usize,
+    /// Width to which the names are cut only if all other names are as short as they can be.
+    pub(crate) preferred: usize,
+}
+
+/// Returns how many places of a terminal the widest line takes.
+pub(crate) fn widest(text: &str) -> usize {
+    text.lines().map(width).max().unwrap_or(0)
+}
+
+/// Aligns text in columns like [`align`]. If a line is wider than `columns`, the widest columns of `names` are cut, so
+/// that the other columns stay whole.
+pub(crate) fn align_within(text: &str, columns: Option<usize>, names: &[NameColumn]) -> String {
     let Some(columns) = columns else { return align(text) };
     let lines: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
     // The text after the last tab takes part in the width, but only where the line has all columns.
@@ -99,16 +131,23 @@ pub(crate) fn align_within(text: &str, columns: Option<usize>, flexible: &[usize
     }
     let total = |widths: &[usize]| widths.iter().sum::<usize>() + PADDING * widths.len().saturating_sub(1);
     while total(&widths) > columns {
-        let may_shrink = |column: &&usize| widths.get(**column).is_some_and(|wide| *wide > MIN_CELL);
-        let Some(widest) = flexible.iter().filter(may_shrink).max_by_key(|column| widths[**column]) else {
+        let widest_above = |least: &dyn Fn(&NameColumn) -> usize| {
+            let may_shrink =
+                |name: &&NameColumn| widths.get(name.column).is_some_and(|wide| *wide > least(name));
+            names.iter().filter(may_shrink).max_by_key(|name| widths[name.column]).map(|name| name.column)
+        };
+        let Some(widest) =
+            widest_above(&|name| name.preferred.max(MIN_CELL)).or_else(|| widest_above(&|_| MIN_CELL))
+        else {
             break;
         };
-        widths[*widest] -= 1;
+        widths[widest] -= 1;
     }
     let fitted = |line: &Vec<&str>| {
         let cells = line.iter().enumerate().map(|(column, cell)| {
             let is_cell = column + 1 < line.len() || line.len() == count;
-            if is_cell && flexible.contains(&column) { cut(cell, widths[column]) } else { (*cell).to_owned() }
+            let is_name = is_cell && names.iter().any(|name| name.column == column);
+            if is_name { cut_middle(cell, widths[column]) } else { (*cell).to_owned() }
         });
         cells.collect::<Vec<_>>().join("\t")
     };
@@ -176,6 +215,10 @@ mod tests {
         assert_eq!(cut("显卡显卡", 5), "显卡…");
         assert_eq!(cut("\u{1b}[31mabcdef\u{1b}[0m", 3), "\u{1b}[31mab…\u{1b}[0m");
         assert_eq!(cut_lines("abcdef\nab\n", 3), "ab…\nab\n");
+        assert_eq!(cut_middle("abcdef", 6), "abcdef");
+        assert_eq!(cut_middle("abcdef", 5), "ab…ef");
+        assert_eq!(cut_middle("abcdef", 4), "a…ef");
+        assert_eq!(cut_middle("显卡显卡", 5), "显…卡");
     }
 
     #[test]
@@ -191,13 +234,21 @@ mod tests {
     fn cuts_only_flexible_columns_to_the_width() {
         let text =
             "NODE\tPOD\tBUSY\na-long-node-name\ta-longer-name-of-a-pod\t30%\nn2\tno answer from this node\n";
-        assert_eq!(align_within(text, None, &[0, 1]), align(text));
-        assert_eq!(align_within(text, Some(100), &[0, 1]), align(text));
-        let narrow = align_within(text, Some(30), &[0, 1]);
-        let lines: Vec<&str> = narrow.lines().collect();
-        assert!(lines[..2].iter().all(|line| width(line) <= 30), "{narrow}");
-        assert!(lines[1].ends_with("  30%") && lines[1].starts_with("a-long-nod…"), "{narrow}");
-        assert!(lines[2].ends_with("no answer from this node"), "{narrow}");
+        let names =
+            |preferred| [(0, 8), (1, preferred)].map(|(column, preferred)| NameColumn { column, preferred });
+        assert_eq!(align_within(text, None, &names(8)), align(text));
+        assert_eq!(align_within(text, Some(100), &names(8)), align(text));
+        for (columns, preferred, expected) in [
+            (30, 8, "a-lon…-name  a-lon…a-pod  30%"),
+            (36, 20, "a-l…name  a-longer-…e-of-a-pod  30%"),
+            (24, 20, "a-l…name  a-l…-pod  30%"),
+        ] {
+            let narrow = align_within(text, Some(columns), &names(preferred));
+            let lines: Vec<&str> = narrow.lines().collect();
+            assert!(lines[..2].iter().all(|line| width(line) <= columns), "{narrow}");
+            assert_eq!(lines[1], expected, "{columns} {preferred}");
+            assert!(lines[2].ends_with("no answer from this node"), "{narrow}");
+        }
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_wire::tessera::node_use::NodeUse;
+use tessera_core::grant::GpuUsage;
+use tessera_core::units::{MiB, Percent};
+use tessera_wire::tessera::node_use::{NodeUse, ShareUse};
 
 use crate::usage::UsageError;
 
@@ -11,6 +13,9 @@ use crate::usage::UsageError;
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ClusterUse {
     pub(crate) nodes: Vec<NodeUseRow>,
+    /// Memory of each GPU by UUID.
+    #[serde(skip)]
+    pub(crate) gpu_memory: BTreeMap<String, MiB>,
 }
 
 /// Measured use of one node, or the error of its agent.
@@ -24,12 +29,28 @@ pub(crate) struct NodeUseRow {
 }
 
 impl ClusterUse {
-    pub(crate) fn new(answers: BTreeMap<String, Result<NodeUse, UsageError>>) -> Self {
+    pub(crate) fn new(
+        answers: BTreeMap<String, Result<NodeUse, UsageError>>,
+        gpu_memory: BTreeMap<String, MiB>,
+    ) -> Self {
         let node = |(node, answer): (String, Result<NodeUse, UsageError>)| match answer {
             Ok(used) => NodeUseRow { node, used: Some(used), error: None },
             Err(error) => NodeUseRow { node, used: None, error: Some(error.to_string()) },
         };
-        Self { nodes: answers.into_iter().map(node).collect() }
+        Self { nodes: answers.into_iter().map(node).collect(), gpu_memory }
+    }
+
+    /// Returns the percentage of a GPU that a container holds and does not use, or `None` if its grant or its use is
+    /// unknown. The dashboard counts alike: the larger of compute and memory is held.
+    pub(crate) fn waste(&self, share: &ShareUse) -> Option<f64> {
+        let memory = share.granted_mib.zip(self.gpu_memory.get(&share.uuid));
+        let (held_memory, gpu_memory) = memory.map_or((MiB::ZERO, MiB(1)), |(held, gpu)| (MiB(held), *gpu));
+        let held = GpuUsage {
+            compute_percent: Percent(share.granted_percent?),
+            memory: held_memory,
+            ..GpuUsage::default()
+        };
+        Some((100.0 * held.part_of(gpu_memory) - share.busy_percent?).max(0.0))
     }
 
     /// Returns the nodes without measurements, with the error of their agents.

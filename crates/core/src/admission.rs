@@ -9,8 +9,10 @@
 //! 2. The node's agent runs, and serves the resources by which the pod requests GPUs.
 //! 3. The quota of the pod's namespace allows the pod on this node.
 //! 4. The node's GPUs have room for the pod.
+//! 5. The kubelet offers the resources now. The agent withdraws devices of GPUs that pods hold, so a full node offers
+//!    none, and step 4 has named the reason. If GPUs are free, the kubelet would reject the pod all the same.
 //!
-//! Steps 2 and 4 depend only on the node's state and on the request. A caller may therefore cache
+//! Steps 2, 4 and 5 depend only on the node's state and on the request. A caller may therefore cache
 //! them ([`Admission::cacheable_score`]) and apply the quota later ([`Admission::score_from`]).
 
 use std::borrow::Cow;
@@ -38,6 +40,9 @@ pub enum RejectReason {
     /// The node does not offer the resource that the pod requests.
     #[error("node does not offer this kind of GPU resource")]
     NotServed,
+    /// The node offers the resource that the pod requests, but no unit of it is allocatable although GPUs are free.
+    #[error("node offers none of this GPU resource at the moment")]
+    Withdrawn,
     /// The node's agent has announced that it does not serve pods now.
     #[error("the agent of the node is being replaced, or was stopped")]
     NoAgent,
@@ -58,6 +63,8 @@ pub enum RejectReason {
 pub enum NodeMismatch {
     /// The node does not offer the resource that the pod requests.
     NotServed,
+    /// The node offers the resource that the pod requests, but no unit of it is allocatable although GPUs are free.
+    Withdrawn,
     /// The node's agent has announced that it does not serve pods now.
     NoAgent,
     /// The node's GPUs, CPU or memory do not suffice.
@@ -69,6 +76,9 @@ pub enum NodeMismatch {
 pub enum Service {
     /// The node offers every resource that the pod requests.
     Offered,
+    /// The node offers every resource that the pod requests, but no unit of one of them is allocatable: the agent has
+    /// withdrawn all because pods hold the GPUs, or the device plugin has ended.
+    Withdrawn,
     /// The node lacks a resource that the pod requests.
     NotOffered,
     /// The node's agent does not serve pods now, so the kubelet would reject the pod.
@@ -168,11 +178,12 @@ impl Service {
     /// Returns the service of a node for a pod. A stopped agent is the reason to name, because the kubelet reports no
     /// resources without one.
     #[must_use]
-    pub fn new(is_agent_unavailable: bool, is_offered: bool) -> Self {
-        match (is_agent_unavailable, is_offered) {
-            (true, _) => Self::NoAgent,
-            (false, true) => Self::Offered,
-            (false, false) => Self::NotOffered,
+    pub fn new(is_agent_unavailable: bool, is_offered: bool, is_allocatable: bool) -> Self {
+        match (is_agent_unavailable, is_offered, is_allocatable) {
+            (true, _, _) => Self::NoAgent,
+            (false, true, true) => Self::Offered,
+            (false, true, false) => Self::Withdrawn,
+            (false, false, _) => Self::NotOffered,
         }
     }
 }
@@ -190,7 +201,7 @@ impl<'a> QuotaState<'a> {
 // === impl Admission ===
 
 impl<'a> Admission<'a> {
-    /// Checks everything but the GPUs: whether the node serves the pod's resources, and whether the
+    /// Checks everything but the GPUs: whether the node serves the pod's resources now, and whether the
     /// quota allows it.
     pub fn check(&self) -> Result<(), RejectReason> {
         self.check_served()?;
@@ -200,10 +211,10 @@ impl<'a> Admission<'a> {
 
     /// Returns the GPUs that the pod gets on this node.
     pub fn place(&self) -> Result<Placement, RejectReason> {
-        self.check()?;
+        self.check_before_placement()?;
         let request = self.request();
         let placement = placement::place(self.offer.state, &request, self.query.policy, GpuSet::EMPTY)?;
-        self.check_quota_of(&placement)?;
+        self.check_placement(&placement)?;
         Ok(placement)
     }
 
@@ -214,9 +225,11 @@ impl<'a> Admission<'a> {
 
     /// Returns the score without regard to quotas. It stays valid until the node changes.
     pub fn cacheable_score(&self) -> Result<f64, NodeMismatch> {
+        self.check_offered()?;
+        let score = placement::score(self.offer.state, &self.request(), self.query.policy)
+            .map_err(NodeMismatch::Placement)?;
         self.check_served()?;
-        placement::score(self.offer.state, &self.request(), self.query.policy)
-            .map_err(NodeMismatch::Placement)
+        Ok(score)
     }
 
     /// Returns the score that follows from a cached one, after the quota was applied to it.
@@ -240,13 +253,13 @@ impl<'a> Admission<'a> {
     /// kube-scheduler.
     #[must_use]
     pub fn verdict(&self) -> NodeVerdict {
-        if let Err(reason) = self.check() {
+        if let Err(reason) = self.check_before_placement() {
             return NodeVerdict::Rejected(reason.into());
         }
         match placement::place_or_explain(self.offer.state, &self.request(), self.query.policy) {
-            Ok(placement) => match self.check_quota_of(&placement) {
+            Ok(placement) => match self.check_placement(&placement) {
                 Ok(()) => NodeVerdict::Fits(placement),
-                Err(over) => NodeVerdict::Rejected(RejectReason::from(over).into()),
+                Err(reason) => NodeVerdict::Rejected(reason.into()),
             },
             Err(PlacementExplanation { error, container, gpus }) => {
                 NodeVerdict::Rejected(Rejection { reason: error.into(), container, gpus })
@@ -295,15 +308,38 @@ impl<'a> Admission<'a> {
         Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
     }
 
-    /// Checks whether the node serves the pod's resources.
+    /// Checks whether the node serves the pod's resources now, so that the kubelet would not reject the pod.
     pub fn check_served(&self) -> Result<(), NodeMismatch> {
+        self.check_offered()?;
         match self.offer.service {
-            Service::Offered => Ok(()),
+            Service::Withdrawn if !self.offer.state.node().gpus().is_empty() => Err(NodeMismatch::Withdrawn),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks whether the node serves the pod's resources, though pods may hold all of them.
+    fn check_offered(&self) -> Result<(), NodeMismatch> {
+        match self.offer.service {
+            Service::Offered | Service::Withdrawn => Ok(()),
             // A node without GPUs gets the reason "no GPU" from the placement instead.
             _ if self.offer.state.node().gpus().is_empty() => Ok(()),
             Service::NotOffered => Err(NodeMismatch::NotServed),
             Service::NoAgent => Err(NodeMismatch::NoAgent),
         }
+    }
+
+    /// Checks what is known before the GPUs are chosen.
+    fn check_before_placement(&self) -> Result<(), RejectReason> {
+        self.check_offered()?;
+        self.check_quota()?;
+        Ok(())
+    }
+
+    /// Checks what remains after the GPUs were chosen.
+    fn check_placement(&self, placement: &Placement) -> Result<(), RejectReason> {
+        self.check_served()?;
+        self.check_quota_of(placement)?;
+        Ok(())
     }
 
     /// Checks the quota before the GPUs are chosen.
@@ -335,6 +371,7 @@ impl From<NodeMismatch> for RejectReason {
     fn from(mismatch: NodeMismatch) -> Self {
         match mismatch {
             NodeMismatch::NotServed => Self::NotServed,
+            NodeMismatch::Withdrawn => Self::Withdrawn,
             NodeMismatch::NoAgent => Self::NoAgent,
             NodeMismatch::Placement(error) => Self::Placement(error),
         }
@@ -355,7 +392,7 @@ impl RejectReason {
         match self {
             Self::UnknownNode => true,
             // The gang is placed as a whole, so evictions for one of its pods do not help.
-            Self::BadNode(_) | Self::NotServed | Self::NoAgent | Self::Gang(_) => false,
+            Self::BadNode(_) | Self::NotServed | Self::Withdrawn | Self::NoAgent | Self::Gang(_) => false,
             Self::Placement(error) => error.may_resolve(),
             Self::Quota(over) => over.may_resolve(),
         }
@@ -368,6 +405,7 @@ impl RejectReason {
             Self::UnknownNode => "unknown-node",
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
+            Self::Withdrawn => "withdrawn",
             Self::NoAgent => "no-agent",
             Self::Quota(_) | Self::Gang(GangWait::Quota { .. }) => QUOTA,
             Self::Gang(_) => "gang",

@@ -9,6 +9,12 @@ use std::fmt;
 
 use crate::taint::{Taint, TaintEffect, Toleration, untolerated_hard};
 
+/// Resource of local storage, in bytes.
+pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// Start of the names of huge pages, such as `hugepages-2Mi`, in bytes.
+pub const HUGE_PAGES_PREFIX: &str = "hugepages-";
+
 /// The key of the taint that `kubectl cordon` stands for.
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
@@ -107,7 +113,7 @@ pub enum UnmetConstraint {
     #[error("node has its largest number of pods, {0}")]
     Pods(u64),
     /// The node offers less of another resource than the pod requests.
-    #[error("node offers {offered} of {resource}, and the pod requests {requested}")]
+    #[error("node offers {} of {resource}, and the pod requests {}", amount(resource, *offered), amount(resource, *requested))]
     Resource {
         /// Name of the resource.
         resource: String,
@@ -128,6 +134,25 @@ pub enum UnmetConstraint {
         /// Amount that the pod requests.
         requested: u64,
     },
+}
+
+/// Returns an amount of a resource in words: storage and huge pages with a unit, other resources as a number. The amount
+/// is rounded down to a tenth of the unit.
+fn amount(resource: &str, amount: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if resource != EPHEMERAL_STORAGE && !resource.starts_with(HUGE_PAGES_PREFIX) {
+        return amount.to_string();
+    }
+    let power = amount.checked_ilog2().unwrap_or(0) / 10;
+    let Some(unit) = power.checked_sub(1).and_then(|position| UNITS.get(usize::try_from(position).ok()?))
+    else {
+        return format!("{amount} B");
+    };
+    let tenths = u128::from(amount) * 10 >> (10 * power);
+    match tenths % 10 {
+        0 => format!("{} {unit}", tenths / 10),
+        tenth => format!("{}.{tenth} {unit}", tenths / 10),
+    }
 }
 
 /// A taint in kubectl's form: `key=value:Effect`.

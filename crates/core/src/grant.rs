@@ -57,6 +57,22 @@ pub struct GpuUsage {
     pub contended: bool,
 }
 
+// === impl GpuUsage ===
+
+impl GpuUsage {
+    /// Returns the part of a GPU with this much memory that the usage takes: the larger of its parts of compute and
+    /// memory, at most 1.
+    #[must_use]
+    pub fn part_of(self, gpu_memory: MiB) -> f64 {
+        if self.whole {
+            return 1.0;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "no GPU has 2^52 MiB")]
+        let memory = self.memory.0 as f64 / gpu_memory.0.max(1) as f64;
+        (f64::from(self.compute_percent.0) / 100.0).max(memory).min(1.0)
+    }
+}
+
 // === impl Hold ===
 
 impl Hold {

@@ -2,14 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
-use std::net::TcpListener;
+#[path = "prometheus/common/mod.rs"]
+#[allow(dead_code, reason = "these tests need one of the helpers")]
+mod common;
+
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::json;
+use common::load::poll_foreign;
+use serde_json::{Value, json};
 use tessera_cluster::node_agent::{NodeClient, WriteFailure};
 use tessera_demo::{DemoOptions, built_in_models, run};
 use tessera_sim::apiserver::ApiServer;
+use tessera_sim::http::HttpClient;
 
 fn options() -> DemoOptions {
     DemoOptions {
@@ -202,6 +209,89 @@ async fn an_agent_does_not_patch_another_pod_of_the_same_name() {
     client.patch_pod("default", "p", made["metadata"]["uid"].as_str().unwrap(), &annotations).await.unwrap();
     let gone = client.patch_pod("default", "q", "u", &annotations).await;
     assert!(matches!(gone, Err(WriteFailure::Gone(_))), "{gone:?}");
+}
+
+/// Returns the address in the URL after `label` in a text.
+fn address_after(text: &str, label: &str) -> SocketAddr {
+    let (_, rest) = text.split_once(label).unwrap();
+    let (_, rest) = rest.split_once("http://").unwrap();
+    let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ':')).unwrap_or(rest.len());
+    rest[..end].trim_end_matches('.').parse().unwrap()
+}
+
+/// Sends a request and returns the JSON of the answer.
+async fn asked(address: SocketAddr, method: &str, path: &str, body: String) -> Value {
+    let mut client = HttpClient::new(&format!("http://{address}")).unwrap();
+    let headers = [("content-type", "application/json")];
+    let (status, answer) = client.send(method, path, &headers, body).await.unwrap();
+    assert!(status < 300, "{method} {path}: {status} {answer}");
+    serde_json::from_str(&answer).unwrap()
+}
+
+/// The agent of a full node withdraws the devices of all dialects but the holder's, so that nothing of them is
+/// allocatable. The node offers them all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_node_stays_in_the_views_of_the_scheduler() {
+    let home = tempfile::tempdir().unwrap();
+    let kubeconfig = home.path().join("kubeconfig");
+    let options = DemoOptions {
+        nodes: 3,
+        pods_per_second: Some(0.0),
+        steps: false,
+        speed: 1.0,
+        kubeconfig_out: Some(kubeconfig.clone()),
+        duration: None,
+        ..options()
+    };
+    let said = Arc::<Mutex<String>>::default();
+    let heard = Arc::clone(&said);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let demo = tokio::spawn(run(options, move |text| heard.lock().unwrap().push_str(text), async {
+        let _ = stopped.await;
+    }));
+    let introduction = poll_foreign("the demo", async || {
+        let text = said.lock().unwrap().clone();
+        text.contains("Press Ctrl-C").then_some(text)
+    })
+    .await;
+    let scheduler = address_after(&introduction, "Open ");
+    let api = address_after(&std::fs::read_to_string(&kubeconfig).unwrap(), "server");
+    let pod = |resource: &str, amount: &str| {
+        json!({
+            "metadata": { "name": "full", "namespace": "default" },
+            "spec": { "nodeSelector": { "kubernetes.io/hostname": "node-00" }, "restartPolicy": "Never",
+                      "containers": [{ "name": "main", "image": "simulated", "resources": { "limits": { resource: amount } } }] },
+        })
+        .to_string()
+    };
+    asked(api, "POST", "/api/v1/namespaces/default/pods", pod("aliyun.com/gpu", "8")).await;
+    poll_foreign("the agent to withdraw the devices", async || {
+        let node = asked(api, "GET", "/api/v1/nodes/node-00", String::new()).await;
+        (node["status"]["allocatable"]["aliyun.com/gpu-mem"] == "0").then_some(())
+    })
+    .await;
+    // The scheduler sees the node's status a moment after the API server has it.
+    let reason = poll_foreign("the scheduler to see the status", async || {
+        let answer = asked(scheduler, "POST", "/what-if", pod("aliyun.com/gpu-mem", "8")).await;
+        let nodes = answer["nodes"].as_array().unwrap();
+        let reason = nodes.iter().find(|node| node["node"] == "node-00").unwrap()["reason"].clone();
+        (reason != Value::Null).then_some(reason)
+    })
+    .await;
+    assert_eq!(reason, "no GPU with 8192 MiB left");
+    let shares = asked(scheduler, "GET", "/gpushare-scheduler/inspect", String::new()).await;
+    let used: Vec<(&str, u64)> = shares["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| (node["name"].as_str().unwrap(), node["usedGPU"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(used.len(), 3, "{shares}");
+    assert!(used.iter().any(|(name, used)| *name == "node-00" && *used > 600), "{used:?}");
+    let listed = asked(scheduler, "GET", "/api/v1/nodes?dialect=gpushare", String::new()).await;
+    assert_eq!(listed["total"], 3, "{listed}");
+    let _ = stop.send(());
+    assert!(demo.await.unwrap().unwrap().is_good());
 }
 
 /// Runs kubectl and returns its output or its error.

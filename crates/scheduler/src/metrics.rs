@@ -61,6 +61,7 @@ struct Counters {
 #[derive(Debug, Default)]
 struct StateTotals {
     nodes: usize,
+    agents: usize,
     gpus: usize,
     idle: usize,
     overbooked: usize,
@@ -207,6 +208,7 @@ impl StateTotals {
         let (gang_gpus, reserved_gpus) = state.reserved_gpus();
         let mut totals = Self {
             nodes: nodes.len(),
+            agents: state.agents(),
             gpus: nodes.iter().map(|node| node.node().gpus().len()).sum(),
             idle: nodes.iter().map(|node| node.idle().len()).sum(),
             overbooked: state.ledger().overbooked().values().map(Vec::len).sum(),
@@ -230,6 +232,11 @@ impl StateTotals {
         let none = Labels::default();
         let mut gauge = |name, help, value: u64| page.family(name, Gauge, help).sample(&none, value);
         gauge("tessera_scheduler_nodes", "Nodes with GPUs.", self.nodes as u64);
+        gauge(
+            "tessera_scheduler_agents",
+            "Nodes on which an agent has announced its address.",
+            self.agents as u64,
+        );
         gauge("tessera_scheduler_gpus", "GPUs of all nodes.", self.gpus as u64);
         gauge("tessera_scheduler_gpus_idle", "GPUs without any grant.", self.idle as u64);
         gauge(

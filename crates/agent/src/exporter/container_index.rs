@@ -1,6 +1,7 @@
 //! Looks up the container of a process by what the kernel reports about the process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::cgroup::CgroupOwner;
@@ -15,6 +16,14 @@ pub struct ContainerKey {
     pub uid: PodUid,
     /// Name of the container.
     pub container: String,
+}
+
+impl ContainerKey {
+    /// Returns the key of a container of which only the pod is known.
+    #[must_use]
+    pub fn unnamed(uid: &PodUid) -> Self {
+        Self { uid: uid.clone(), container: String::new() }
+    }
 }
 
 /// The consumer to which usage is counted.
@@ -36,6 +45,7 @@ pub struct ContainerIndex {
     /// Containers by their ID, including earlier runs that are no longer in the pod's status.
     containers: BTreeMap<String, ContainerKey>,
     alive: BTreeSet<PodUid>,
+    known: Arc<BTreeSet<ContainerKey>>,
 }
 
 impl ContainerIndex {
@@ -60,6 +70,17 @@ impl ContainerIndex {
             }
         }
         self.alive = pods.iter().filter(|pod| !pod.ended).map(|pod| pod.uid.clone()).collect();
+        let unnamed = pods.iter().map(|pod| ContainerKey::unnamed(&pod.uid));
+        let known: BTreeSet<ContainerKey> = self.containers.values().cloned().chain(unnamed).collect();
+        if known != *self.known {
+            self.known = Arc::new(known);
+        }
+    }
+
+    /// Returns the containers whose processes are recognized.
+    #[must_use]
+    pub fn known(&self) -> Arc<BTreeSet<ContainerKey>> {
+        Arc::clone(&self.known)
     }
 
     /// Returns the consumer to which a process of this owner is counted.
@@ -72,10 +93,7 @@ impl ContainerIndex {
             // In a private cgroup namespace, the path of another container does not name its pod.
             Some(CgroupOwner::Container(id)) => container(id).unwrap_or(Consumer::Host),
             Some(CgroupOwner::Pod { uid, container: id }) => {
-                let of_pod = || {
-                    let uid = self.pods.get(uid)?.clone();
-                    Some(Consumer::Container(ContainerKey { uid, container: String::new() }))
-                };
+                let of_pod = || Some(Consumer::Container(ContainerKey::unnamed(self.pods.get(uid)?)));
                 id.as_ref().and_then(container).or_else(of_pod).unwrap_or(Consumer::Unknown)
             }
         }

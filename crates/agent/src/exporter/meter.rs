@@ -145,6 +145,12 @@ impl Meter {
         all
     }
 
+    /// Returns whether the processes of a container are recognized.
+    #[must_use]
+    pub fn knows(&self, key: &ContainerKey) -> bool {
+        self.index.known().contains(key)
+    }
+
     /// Returns the consumer to which a process is counted.
     #[must_use]
     pub fn consumer(&self, process: Option<&ProcessInfo>) -> Consumer {

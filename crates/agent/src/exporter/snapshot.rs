@@ -182,6 +182,8 @@ pub enum UnknownUse {
     MemoryNotReported,
     /// The driver does not report the busy time of processes.
     TimeNotReported,
+    /// No interval that began after the container was known has been measured yet.
+    NotMeasuredYet,
 }
 
 impl UnknownUse {
@@ -195,6 +197,7 @@ impl UnknownUse {
             Self::PodsUnknown => "pods-unknown",
             Self::MemoryNotReported => "memory-not-reported",
             Self::TimeNotReported => "time-not-reported",
+            Self::NotMeasuredYet => "not-measured-yet",
         }
     }
 }

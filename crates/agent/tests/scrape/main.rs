@@ -586,6 +586,37 @@ fn what_the_driver_does_not_report_is_absent_with_its_reason() {
     assert_eq!((present(&text, &PROCESSES), present(&text, &[MEMORY])), (PROCESSES.to_vec(), vec![]));
 }
 
+/// The last interval began before the container was known, so what it says of the container is not known either.
+#[test]
+fn the_time_of_a_new_container_is_absent_until_an_interval_has_measured_it() {
+    let mut stage = Stage::new(1);
+    stage.pod(1, "team", "old", &[share(0, 50, 8192)]);
+    stage.fill_ledger();
+    stage.sample();
+    stage.sample();
+    stage.pod(2, "team", "new", &[share(0, 50, 8192)]);
+    // The image of this one cannot be pulled, so it has no container and uses nothing.
+    stage.pod(3, "team", "stuck", &[share(0, 0, 8192)]);
+    stage.view.pods.last_mut().unwrap().containers.clear();
+    stage.fill_ledger();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        stage.sample();
+        let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
+        let text = Text::parse(&text, Format::Plain);
+        let pods: Vec<String> = text.sums("tessera_container_busy_ratio", "pod").into_keys().collect();
+        let reasons: Vec<String> =
+            text.sums("tessera_container_usage_unknown", "reason").into_keys().collect();
+        seen.push((pods, reasons));
+    }
+    let strings = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let expected = [
+        (strings(&["old", "stuck"]), strings(&["not-measured-yet"])),
+        (strings(&["new", "old", "stuck"]), strings(&[])),
+    ];
+    assert_eq!(seen, expected);
+}
+
 /// Without `hostPID` the driver may list no process at all.
 #[test]
 fn memory_of_hidden_processes_is_not_that_of_the_driver() {

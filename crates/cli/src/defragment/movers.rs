@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use tessera_core::admission::{Admission, NodeOffer, PodQuery, Service};
+use tessera_core::admission::{Admission, NodeOffer, PodQuery};
 use tessera_core::constraint::PodConstraints;
 use tessera_core::defragment::{Goal, Requests, Wanted};
 use tessera_core::placement::Policy;
@@ -107,7 +107,7 @@ impl Requests for Movers<'_> {
         let request = parsed.request(facts.unit);
         let offer = NodeOffer {
             state: self.survey.state(node)?,
-            service: Service::new(facts.is_agent_unavailable, facts.dialects.covers(parsed.shape.dialects)),
+            service: facts.dialects.service(parsed.shape.dialects, facts.is_agent_unavailable),
             quota_labels: &facts.quota_labels,
         };
         let query = PodQuery { namespace: parsed.namespace, request: &request, policy: &Policy::Simple };

@@ -4,13 +4,20 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use tessera_core::units::Count;
-use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation};
+use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation, unreported};
 
 use crate::paint::Paint;
 use crate::table::align;
 
 /// Number of nodes shown in full without `-o wide`.
 const SHOWN_NODES: usize = 5;
+
+/// Line above nodes in the order of the scheduler.
+const BEST_FIRST: &str = "best node first";
+
+/// Line above nodes of which only the scheduler knows the order.
+const BY_NAME: &str =
+    "nodes by name; --endpoint URL shows which ones and which of their GPUs the scheduler prefers";
 
 /// Formats the explanation of an existing pod. kube-scheduler's own report on a waiting pod comes
 /// first.
@@ -25,9 +32,10 @@ pub(crate) fn pod(explanation: &PodExplanation, all: bool, paint: Paint) -> Stri
             let message = if report.message.is_empty() { &report.reason } else { &report.message };
             let _ = writeln!(text, "kube-scheduler: {message}");
         }
-        None => text.push_str(
-            "kube-scheduler has not reported on the pod yet; check its schedulerName if this lasts\n",
-        ),
+        None => {
+            let scheduler = explanation.unreported.as_deref().unwrap_or("unknown");
+            let _ = writeln!(text, "{}", unreported(scheduler));
+        }
     }
     if let Some(gang) = &explanation.gang {
         let _ = writeln!(text, "{gang}");
@@ -113,6 +121,10 @@ fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     let limit = if all { usize::MAX } else { SHOWN_NODES };
     if !best.is_empty() {
         text.push('\n');
+    }
+    if best.len() > 1 {
+        let order = if explanation.is_ranked() { BEST_FIRST } else { BY_NAME };
+        let _ = writeln!(text, "{order}");
     }
     for view in shown.iter().take(limit) {
         node(&mut text, explanation, view, paint);

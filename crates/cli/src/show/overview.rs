@@ -9,6 +9,7 @@ use tessera_core::natural::natural;
 use tessera_core::node::NodeState;
 use tessera_core::units::{Count, GpuIndex, MiB, NodeName, Percent};
 use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::explanation::unreported;
 use tessera_wire::tessera::reservation::NodeReservation;
 
 use crate::paint::Paint;
@@ -248,7 +249,11 @@ fn waiting(text: &mut String, pods: &[Pod], form: OverviewForm) {
     let wide = pods.iter().map(|pod| width(&name(pod))).max().unwrap_or(0).min(40);
     for pod in pods {
         let since = age(pod.metadata.creation_timestamp.as_deref(), form.now_seconds);
-        let report = pod.status.unscheduled.as_ref().map_or("", |report| report.message.as_str());
+        let report = match &pod.status.unscheduled {
+            Some(report) if report.message.is_empty() => report.reason.clone(),
+            Some(report) => report.message.clone(),
+            None => unreported(pod.spec.scheduler()),
+        };
         let _ = writeln!(text, "  {:wide$}  {since:>4}  {report}", cut(&name(pod), wide));
     }
 }

@@ -67,6 +67,29 @@ fn top_shows_measured_use_and_names_silent_agents() {
     assert!(warned.starts_with("warning: node n2: the memory in use is unknown: no answer from"), "{warned}");
 }
 
+/// Waste is what a container holds, by the larger of compute and memory, beyond what it uses. A container that was
+/// granted memory alone holds that part of the GPU.
+#[test]
+fn containers_with_memory_alone_can_waste_most() {
+    let stage = Stage::new();
+    let container = |pod: &str, percent: u64, mib: u64, busy: f64| {
+        json!({ "namespace": "team", "pod": pod, "uid": pod, "container": "main", "gpus": [{ "uuid": "GPU-n1-0",
+            "index": 0, "grantedPercent": percent, "grantedMiB": mib, "memoryUsedMiB": 100, "busyPercent": busy }] })
+    };
+    let containers = [
+        container("half", 50, 1024, 30.0),
+        container("notes", 0, 12288, 1.0),
+        container("tenth", 10, 1024, 9.0),
+    ];
+    let url = agent(&stage, json!({ "gpus": [], "containers": containers }));
+    let mut measured = node("n1", "10.0.0.1", "GiB", &[T4]);
+    measured["metadata"]["annotations"]["tessera.dev/agent"] = url.into();
+    stage.node(&measured);
+    let text = stage.text(GPU, &["top", "--sort", "waste", "--no-headers"]);
+    let pods: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    assert_eq!(pods, ["team/notes", "team/half", "team/tenth"]);
+}
+
 /// An extender of another project has no API of a dashboard, so that MIG instances and reservations are unknown.
 #[test]
 fn details_of_another_extender_say_what_is_unknown() {

@@ -28,22 +28,22 @@ fn both(stage: &Stage, url: &str, arguments: &[&str]) -> String {
     api
 }
 
-/// Equal nodes come in the order in which people count. Among others the forecast decides: on a node without CPU for
-/// more pods its GPUs are lost anyway.
+/// The fullest node is the best one by policy `binpack`, and equal nodes come in the order in which people count.
 #[test]
 fn nodes_have_the_same_order() {
-    let mut nodes: Vec<_> =
-        ["node-1", "node-2", "node-10", "node-20"].map(|name| node(name, "10.0.0.1", "GiB", &[T4; 4])).into();
-    nodes[3]["status"]["allocatable"]["cpu"] = "4".into();
+    let nodes =
+        ["node-1", "node-2", "node-10", "node-20"].map(|name| node(name, "10.0.0.1", "GiB", &[T4; 4]));
     let placed = pod("team", "job", "node-10", &[("aliyun.com/gpu-mem", 4)], json!({}));
     let stage = Stage::of(&nodes, &[placed]);
     stage.scheduler(&json!(rules::print(&SchedulerSettings::default().rules())));
-    stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1), ("cpu", 1)], json!({})));
+    let binpack = json!({ "tessera.dev/policy": "binpack" });
+    stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1), ("cpu", 1)], binpack));
     let url = serve(&stage, scheduler(&stage));
-    for request in [&["explain", "team/waits"][..], &["what-if", "nvidia.com/gpu=1", "cpu=1"]] {
+    let what_if = ["what-if", "nvidia.com/gpu=1", "cpu=1", "-a", "tessera.dev/policy=binpack"];
+    for request in [&["explain", "team/waits"][..], &what_if] {
         let name: Vec<&str> = request.iter().chain(&["-o", "name"]).copied().collect();
         let names = both(&stage, &url, &name);
-        assert_eq!(names, "node/node-20\nnode/node-10\nnode/node-1\nnode/node-2\n", "{request:?}");
+        assert_eq!(names, "node/node-10\nnode/node-1\nnode/node-2\nnode/node-20\n", "{request:?}");
         let all: Vec<&str> = request.iter().chain(&["-o", "json"]).copied().collect();
         both(&stage, &url, &all);
         both(&stage, &url, request);
@@ -55,6 +55,48 @@ fn nodes_have_the_same_order() {
         [&too_many[..], &asked].map(|arguments| String::from_utf8(stage.run(GPU, arguments).stdout).unwrap());
     assert_eq!(api, scheduler);
     assert!(api.find("\nnode-2:") < api.find("\nnode-10:"), "{api}");
+}
+
+/// A scheduler that has run for long expects pods like those that have ended, and the plugin does not know them. It
+/// names the nodes in their own order and says so, instead of another order than the scheduler's.
+#[test]
+fn without_the_schedulers_forecast_no_node_is_called_the_best() {
+    let mut nodes: Vec<_> =
+        ["node-1", "node-2", "node-10"].map(|name| node(name, "10.0.0.1", "GiB", &[T4; 4])).into();
+    nodes[2]["status"]["allocatable"]["cpu"] = "4".into();
+    let stage = Stage::of(&nodes, &[pod("team", "job", "node-2", &[("aliyun.com/gpu-mem", 4)], json!({}))]);
+    stage.scheduler(&json!(rules::print(&SchedulerSettings::default().rules())));
+    stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1), ("cpu", 1)], json!({})));
+    let mut state = scheduler(&stage);
+    for number in 0..500 {
+        let mut ended = pod("team", &format!("ended-{number}"), "", &[("nvidia.com/gpu", 1)], json!({}));
+        ended["metadata"]["uid"] = format!("ended-{number}").into();
+        let ended: tessera_wire::foreign::objects::Pod = serde_json::from_value(ended).unwrap();
+        state.handle(StateEvent::Pod(WatchEvent::Set(ended.clone())));
+        state.handle(StateEvent::Pod(WatchEvent::Gone(ended)));
+    }
+    let url = serve(&stage, with_forecast(state));
+    for request in [&["explain", "team/waits"][..], &["what-if", "nvidia.com/gpu=1", "cpu=1"]] {
+        let asked = |more: &[&str]| stage.text(GPU, &[request, more].concat());
+        assert_eq!(asked(&["-o", "name"]), "node/node-1\nnode/node-2\nnode/node-10\n", "{request:?}");
+        let best = asked(&["-o", "name", "--endpoint", &url]);
+        assert!(best.starts_with("node/node-2\n"), "{request:?}: {best}");
+        let (api, scheduler) = (asked(&[]), asked(&["--endpoint", &url]));
+        let by_name =
+            "nodes by name; --endpoint URL shows which ones and which of their GPUs the scheduler prefers\n";
+        assert!(api.contains(by_name), "{api}");
+        assert!(scheduler.contains("best node first\n") && !scheduler.contains(by_name), "{scheduler}");
+        assert!(!asked(&["-o", "json"]).contains("\"rank\""));
+        assert!(asked(&["-o", "json", "--endpoint", &url]).contains("\"rank\": 1"));
+    }
+    // Other policies learn nothing, and a single node is the best one by every policy.
+    let binpack = ["what-if", "nvidia.com/gpu=1", "-a", "tessera.dev/policy=binpack"];
+    assert!(both(&stage, &url, &binpack).contains("best node first\n"));
+    both(
+        &stage,
+        &url,
+        &["what-if", "aliyun.com/gpu-mem=14", "-a", "tessera.dev/use-gpu-uuids=GPU-node-1-0", "-o", "json"],
+    );
 }
 
 /// MIG instances and reservations are shown by both sources, and pods with instances say where they run and why they

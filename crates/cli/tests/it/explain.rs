@@ -23,7 +23,9 @@ fn nodes() -> Vec<Value> {
     let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);
     broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
     let mut not_served = node("not-served", "10.0.0.8", "GiB", &[T4; 4]);
-    not_served["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    for kind in ["capacity", "allocatable"] {
+        not_served["status"][kind]["aliyun.com/gpu-mem"] = "0".into();
+    }
     let mut all = vec![
         node("a10", "10.0.0.1", "GiB", &[A10, A10]),
         node("blocks", "10.0.0.2", "256MiB", &[T4, T4]),
@@ -412,7 +414,10 @@ fn endpoint_queries_a_scheduler() {
             assert_eq!(api, scheduler, "{pod}");
         }
     }
-    let (api, scheduler) = both(GPU, &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team"]);
+    let (api, scheduler) = both(
+        GPU,
+        &["what-if", "aliyun.com/gpu-mem=8", "cpu=4", "-n", "team", "-a", "tessera.dev/policy=share"],
+    );
     assert_eq!(api, scheduler);
     let (api, scheduler) = both(GPU, &["tree", "t4", "--no-agents", "-o", "wide"]);
     assert_eq!(api, scheduler);
@@ -431,7 +436,10 @@ fn endpoint_queries_a_scheduler() {
     assert!(api.starts_with("error: the GPU request of pod team/bad is invalid: "), "{api}");
     let (api, scheduler) = both(GPU, &["--context", "team", "explain", "share-large"]);
     assert_eq!(api, scheduler, "the namespace of the context counts with --endpoint, too");
-    let (api, scheduler) = both(GPU, &["--context", "team", "what-if", "aliyun.com/gpu-mem=8"]);
+    let (api, scheduler) = both(
+        GPU,
+        &["--context", "team", "what-if", "aliyun.com/gpu-mem=8", "-a", "tessera.dev/policy=share"],
+    );
     assert_eq!(api, scheduler);
     for view in ["overview", "tree", "top"] {
         let output = stage.run(GPU, &[view, "--endpoint", "http://127.0.0.1:1"]);

@@ -90,10 +90,12 @@ fn reports_a_cluster_without_gpus() {
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
     // Pods wait for GPUs that no node offers.
     stage.pod(&pod("team", "waits", "", &[("nvidia.com/gpu", 1)], json!({})));
-    let output = stage.run(GPU, &["overview"]);
+    let output = stage.command(GPU).arg("overview").env("COLUMNS", "120").output().unwrap();
     let (shown, warned) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(shown.starts_with("1 pod waits for GPUs:\n  team/waits "), "{shown:?}");
+    let unreported = "kube-scheduler has not reported on the pod yet; its schedulerName is default-scheduler";
+    assert!(shown.contains(unreported), "{shown:?}");
     assert_eq!(warned, said);
 }
 
@@ -213,6 +215,55 @@ fn keeps_nodes_whose_number_of_gpus_is_unknown() {
     );
     stage.golden("countless-gpushare.txt", SHARE, &[]);
     stage.golden("countless-gpushare-details.txt", SHARE, &["-d"]);
+}
+
+/// Agents withdraw the devices of all other dialects of a GPU that is held, so a full node has a capacity and nothing
+/// that is allocatable. gpushare's plugin withdraws nothing: with its amounts, every view is the same.
+#[test]
+fn full_nodes_stay_in_every_view() {
+    let nodes = ["node-00", "node-01", "node-02"].map(|name| node(name, "10.0.0.1", "GiB", &[T4; 8]));
+    let all: Vec<u64> = (0..8).collect();
+    let pods = [
+        grouped("ring-0", "node-00", &all),
+        grouped("ring-1", "node-01", &all),
+        shared("team", "notes", "node-02", 12, 0),
+        pod("team", "waits", "", &[("aliyun.com/gpu-mem", 8)], json!({})),
+    ];
+    let mut withdrawn = nodes.clone();
+    for node in &mut withdrawn[..2] {
+        for resource in
+            ["nvidia.com/gpu", "aliyun.com/gpu-mem", "tencent.com/vcuda-core", "tencent.com/vcuda-memory"]
+        {
+            node["status"]["allocatable"][resource] = "0".into();
+        }
+    }
+    let (original, stage) = (Stage::of(&nodes, &pods), Stage::of(&withdrawn, &pods));
+    stage.golden("full-gpushare.txt", SHARE, &[]);
+    stage.golden("full-gpushare-details.txt", SHARE, &["-d"]);
+    for arguments in [&[][..], &["-d"], &["-o", "wide"], &["node-00"], &["-o", "yaml"]] {
+        assert_eq!(stage.text(SHARE, arguments), original.text(SHARE, arguments), "{arguments:?}");
+    }
+    for arguments in [&["explain", "team/waits"][..], &["what-if", "aliyun.com/gpu-mem=8"], &["-o", "json"]] {
+        assert_eq!(stage.text(GPU, arguments), original.text(GPU, arguments), "{arguments:?}");
+    }
+    let text = stage.text(GPU, &["explain", "team/waits"]);
+    assert!(text.contains("\n2      no GPU with 8192 MiB left\n"), "{text}");
+}
+
+/// A kubelet whose device plugin has ended keeps the capacity for some minutes. A free GPU is of no use there.
+#[test]
+fn nodes_that_offer_nothing_now_say_so() {
+    let mut ended = node("ended", "10.0.0.1", "GiB", &[T4; 2]);
+    ended["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    let mut removed = node("removed", "10.0.0.1", "GiB", &[T4; 2]);
+    for kind in ["capacity", "allocatable"] {
+        removed["status"][kind]["aliyun.com/gpu-mem"] = "0".into();
+    }
+    let stage =
+        Stage::of(&[ended, removed], &[pod("team", "waits", "", &[("aliyun.com/gpu-mem", 8)], json!({}))]);
+    let text = stage.text(GPU, &["explain", "team/waits", "-o", "wide"]);
+    assert!(text.contains("\nended: node offers none of this GPU resource at the moment\n"), "{text}");
+    assert!(text.contains("\nremoved: node does not offer this kind of GPU resource\n"), "{text}");
 }
 
 /// Compares the golden files with the original documents, if those lie beside the checkout.

@@ -38,6 +38,10 @@ impl Case {
         Self { service: Service::NotOffered, ..self }
     }
 
+    fn withdrawn(self) -> Self {
+        Self { service: Service::Withdrawn, ..self }
+    }
+
     fn without_agent(self) -> Self {
         Self { service: Service::NoAgent, ..self }
     }
@@ -66,6 +70,8 @@ impl Case {
                     reason,
                     None | Some(RejectReason::Placement(_) | RejectReason::Quota(_))
                 )),
+                // The node is full, or it has room that the kubelet does not offer.
+                Err(RejectReason::Withdrawn) => assert!(reason.is_some()),
                 Err(early) => assert_eq!(Some(early), reason),
             }
             reason.map(|reason| reason.to_string())
@@ -121,6 +127,25 @@ fn names_the_first_check_that_fails_in_every_entry_point() {
     assert_eq!(nine().with_limit(closed()).without_agent().reason().as_deref(), without_agent);
     let large = Case::new(Request::memory(MiB(1 << 20)));
     assert_eq!(large.reason().as_deref(), Some("no GPU has 1048576 MiB"));
+}
+
+/// An agent withdraws all devices of a full node, and the reason is that the node is full. A node with free GPUs and no
+/// allocatable unit of the resource takes no pod either, because the kubelet would reject it.
+#[test]
+fn a_node_without_allocatable_units_takes_no_pod_and_names_the_true_reason() {
+    let withdrawn = Some("node offers none of this GPU resource at the moment");
+    assert_eq!(Case::new(Request::Whole(8)).withdrawn().reason().as_deref(), withdrawn);
+    let nine = || Case::new(Request::Whole(9)).withdrawn();
+    assert_eq!(nine().reason().as_deref(), Some("fewer than 9 GPUs"));
+    let over_quota = Some("ExceedsGPUQuota: not a model of this namespace");
+    assert_eq!(Case::new(Request::Whole(1)).withdrawn().with_limit(closed()).reason().as_deref(), over_quota);
+    let mut full = Case::new(Request::memory(MiB(1))).withdrawn();
+    (0..8)
+        .for_each(|gpu| full.state.add_usage(GpuIndex(gpu), GpuUsage { whole: true, ..GpuUsage::default() }));
+    assert_eq!(full.reason().as_deref(), Some("no GPU with 1 MiB left"));
+    full.check(|admission| {
+        assert_eq!(admission.quota_excess(), None, "kube-scheduler looks for no victims there")
+    });
 }
 
 #[test]

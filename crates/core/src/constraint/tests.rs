@@ -84,3 +84,23 @@ fn a_node_with_its_largest_number_of_pods_takes_no_other() {
     assert_eq!(NodeConstraints::default().unmet_by_pods(1000), None, "the node states no limit");
     assert_eq!(UnmetConstraint::Pods(110).to_string(), "node has its largest number of pods, 110");
 }
+
+/// Storage and huge pages are counted in bytes, so a plain number would have sixteen digits.
+#[test]
+fn amounts_of_storage_have_units() {
+    let reason = |resource: &str, offered, requested| {
+        UnmetConstraint::Resource { resource: resource.to_owned(), offered, requested }.to_string()
+    };
+    assert_eq!(
+        reason("ephemeral-storage", 107_374_182_400, 5_497_558_138_880_000),
+        "node offers 100 GiB of ephemeral-storage, and the pod requests 4.8 PiB"
+    );
+    assert_eq!(
+        reason("hugepages-2Mi", 0, 1536 << 10),
+        "node offers 0 B of hugepages-2Mi, and the pod requests 1.5 MiB"
+    );
+    assert_eq!(
+        reason("example.com/nic", 0, 4096),
+        "node offers 0 of example.com/nic, and the pod requests 4096"
+    );
+}

@@ -21,7 +21,7 @@ use tessera_wire::{foreign::smi_matrix, tessera::inventory};
 
 use super::{
     BadDescription, DiscoveredGpus, GpuInstance, GpuSample, Gpus, GpusError, Incident, IncidentKind,
-    ProcessMemory, SampleInterval,
+    ProcessMemory, RemappedRows, SampleInterval, Sensors,
 };
 
 /// Memory of a GPU if the file is only a matrix of links.
@@ -39,7 +39,8 @@ const POLLS_PER_REPORT: u32 = 10;
 /// annotation `tessera.dev/inventory` holds), or a matrix as `nvidia-smi topo -m` prints it.
 ///
 /// Lines appended to `FILE.events` are incidents of the GPUs: `3 xid 79`, `3 ecc`, `3 lost`, `3
-/// back`. Lines of `FILE.processes` are processes on the GPUs for as long as they are in the file:
+/// back`. A GPU with `3 ecc` awaits a reset for its memory, and `3 hot` slows it down until `3 cool`.
+/// Lines of `FILE.processes` are processes on the GPUs for as long as they are in the file:
 /// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`. Lines of `FILE.instances` put GPUs into MIG mode:
 /// `{"gpu":0,"uuid":"MIG-4e0c","profile":"1g.10gb","memoryMiB":9728,"gpuInstance":7,"computeInstance":0}`.
 #[derive(Clone, Debug)]
@@ -120,6 +121,29 @@ impl Simulated {
         gpu.cloned().ok_or_else(|| GpusError::UnknownGpu(uuid.clone()))
     }
 
+    /// Adds to a sample what the events of the GPU have left behind.
+    fn add_troubles(&self, gpu: GpuIndex, sensors: &mut Sensors) {
+        /// NVML's bit of clocks that the hardware reduces because of heat.
+        const HARDWARE_THERMAL: u64 = 0x40;
+        let text = fs::read_to_string(self.events()).unwrap_or_default();
+        let of_gpu = text.lines().filter_map(|line| {
+            let (index, event) = line.trim().split_once(' ')?;
+            (index == gpu.to_string()).then_some(event.trim())
+        });
+        for event in of_gpu {
+            let clocks = sensors.clock_events.unwrap_or(0);
+            match event {
+                "ecc" => {
+                    sensors.uncorrected_errors = sensors.uncorrected_errors.map(|count| count + 1);
+                    sensors.remapped_rows = Some(RemappedRows { pending: true, ..RemappedRows::default() });
+                }
+                "hot" => sensors.clock_events = Some(clocks | HARDWARE_THERMAL),
+                "cool" => sensors.clock_events = Some(clocks & !HARDWARE_THERMAL),
+                _ => {}
+            }
+        }
+    }
+
     /// Returns the processes on all GPUs.
     fn running(&self) -> Vec<load::Process> {
         load::parse(&fs::read_to_string(self.beside(".processes")).unwrap_or_default())
@@ -149,7 +173,9 @@ impl Gpus for Simulated {
     fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let gpu = self.gpu(&mut state, gpu)?;
-        Ok(load::sample(&gpu, &self.running(), interval, &mut state.meters))
+        let mut sample = load::sample(&gpu, &self.running(), interval, &mut state.meters);
+        self.add_troubles(gpu.index, &mut sample.sensors);
+        Ok(sample)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {

@@ -47,6 +47,8 @@ pub struct ListQuery {
     /// first, then by namespace and name. Order of waste: `pod`, `node`, `held`, `used` or `idle`; otherwise by wasted
     /// GPUs. Order of nodes: `full`, `free` or `trouble`; otherwise by name.
     pub sort: String,
+    /// Reverses the order of waste.
+    pub reversed: bool,
     /// Number of items to skip.
     pub offset: usize,
     /// Number of items to return, at most [`MOST_ITEMS`].

@@ -20,6 +20,7 @@ use tessera_wire::foreign::dra::{ClaimName, Consumer, DeviceClass, ResourceClaim
 use tessera_wire::foreign::extender::BindingArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::dra::{self, BadAllocation, Fixed};
+use tessera_wire::tessera::parsed_node::ServedDialects;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
 use super::{BindRefusal, State, Timestamp, WatchEvent};
@@ -256,13 +257,13 @@ impl State {
         keys.iter().for_each(|key| self.settle_claim(key));
     }
 
-    /// Returns the dialects that a node serves by device plugins, and those that claims serve everywhere.
     /// Returns whether claims count and pods with claims are bound.
     pub(crate) fn serves_claims(&self) -> bool {
         self.settings.dra
     }
 
-    pub(crate) fn served_dialects(&self, by_plugins: DialectSet) -> DialectSet {
+    /// Returns the dialects that a node serves by device plugins, and those that claims serve everywhere.
+    pub(crate) fn served_dialects(&self, by_plugins: ServedDialects) -> ServedDialects {
         by_plugins.union(self.claims.dialects)
     }
 
@@ -277,7 +278,7 @@ impl State {
                     dialects.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect));
                 let node = self.readable_node(&args.node);
                 !pod.spec.resource_claims.is_empty()
-                    || !node.is_ok_and(|node| node.spec.dialects.covers(wanted))
+                    || !node.is_ok_and(|node| node.spec.dialects.allocatable.covers(wanted))
             })
     }
 

@@ -109,6 +109,12 @@ impl State {
         placed.map(|(uid, pod)| pod.placed(uid.clone(), name.clone(), Some(spec))).collect()
     }
 
+    /// Returns the number of nodes on which an agent has announced its address.
+    pub(crate) fn agents(&self) -> usize {
+        let entries = self.readable.iter().flatten().chain(self.unreadable.values());
+        entries.filter(|entry| entry.agent.is_some()).count()
+    }
+
     fn remove_node(&mut self, name: &NodeName) {
         self.remove_entry(name);
         if let Some(overlay) = self.unhealthy.get_mut(name) {

@@ -45,8 +45,8 @@ impl State {
 impl<'a> ReadableNode<'a> {
     /// Returns whether the node serves the resources of a shape.
     pub(super) fn service(&self, state: &State, shape: &RequestShape) -> Service {
-        let is_offered = state.served_dialects(self.spec.dialects).covers(shape.dialects);
-        Service::new(self.spec.is_agent_unavailable, is_offered)
+        let served = state.served_dialects(self.spec.dialects);
+        served.service(shape.dialects, self.spec.is_agent_unavailable)
     }
 
     /// Returns the node as `pod` meets it.

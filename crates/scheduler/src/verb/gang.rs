@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tessera_core::admission::{Admission, NodeOffer, PodQuery, RejectReason, Service};
+use tessera_core::admission::{Admission, NodeOffer, PodQuery, RejectReason};
 use tessera_core::gang::{GangClass, GangNode, GangPlan, GangWait, TopologyWish, nodes_to_empty, plan};
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::{NodeGrant, Reservation};
@@ -436,10 +436,10 @@ impl State {
                 let (_, request) = class.requests.iter().find(|(unit, _)| *unit == node.spec.unit)?;
                 let offer = NodeOffer {
                     state: node.state,
-                    service: Service::new(
-                        node.spec.is_agent_unavailable,
-                        node.spec.dialects.covers(class.pod.shape.dialects),
-                    ),
+                    service: node
+                        .spec
+                        .dialects
+                        .service(class.pod.shape.dialects, node.spec.is_agent_unavailable),
                     quota_labels: node.quota_labels,
                 };
                 let query = PodQuery { namespace: &key.namespace, request, policy: &class.pod.policy };

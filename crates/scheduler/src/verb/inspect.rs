@@ -28,7 +28,7 @@ impl State {
     pub fn inspect_share(&self, node: Option<&str>) -> ShareView {
         let shares = DialectSet::default().with(Dialect::Gpushare);
         let shown: Vec<_> =
-            self.shown(node).into_iter().filter(|(spec, _)| spec.dialects.covers(shares)).collect();
+            self.shown(node).into_iter().filter(|(spec, _)| spec.dialects.offered.covers(shares)).collect();
         ShareView {
             error: not_found(node, shown.is_empty()),
             nodes: shown.into_iter().map(|(spec, state)| self.share_node(spec, state)).collect(),

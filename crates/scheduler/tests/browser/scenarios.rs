@@ -371,6 +371,17 @@ async fn waste_is_sorted_and_filtered_by_the_address(browser: &Browser) -> Resul
     browser.click(".waste thead th:nth-child(5) a").await?;
     browser.until("location.hash.includes('sort=wasted')").await?;
     browser.until(&format!("{names}[0] === 'team-vision/detector-train-1'")).await?;
+    let heading = "document.querySelector('.waste thead th:nth-child(5)')";
+    browser
+        .until(&format!("{heading}.ariaSort === 'descending' && {heading}.innerText.endsWith('▼')"))
+        .await?;
+    // The sorted column reverses its order.
+    browser.click(".waste thead th:nth-child(5) a").await?;
+    browser.until("location.hash.includes('reversed=true')").await?;
+    browser.until(&format!("{names}.at(-1) === 'team-vision/detector-train-1'")).await?;
+    browser
+        .until(&format!("{heading}.ariaSort === 'ascending' && {heading}.innerText.endsWith('▲')"))
+        .await?;
     browser.until_text("is unknown and not shown").await
 }
 

@@ -126,6 +126,21 @@ fn nodes_and_gpus_that_get_no_pods_are_not_free() {
     assert_eq!(trouble.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["down"]);
 }
 
+/// A pod of another scheduler has a reason, too: the name of that scheduler.
+#[test]
+fn a_pod_without_a_report_names_its_scheduler() {
+    let mut state = some();
+    let mut foreign = whole("foreign", 1);
+    foreign["spec"]["schedulerName"] = "other".into();
+    set_pod(&mut state, &foreign);
+    let rows = json_of(pods::pods(&state, &filter("state=waiting")).items);
+    let of = |name: &str| rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
+    assert_eq!(of("foreign")["unreported"], "other");
+    assert_eq!(of("waits")["unreported"], "default-scheduler");
+    let placed = json_of(pods::pods(&state, &filter("state=placed")).items);
+    assert!(placed.as_array().unwrap().iter().all(|row| row["unreported"].is_null()), "{placed}");
+}
+
 #[test]
 fn node_list_applies_every_filter() {
     let mut state = some();
@@ -431,6 +446,8 @@ fn all_idle_pods_are_listed_page_by_page() {
     let first = listed(r#"{"state":"idle","limit":100}"#);
     let rest = listed(r#"{"state":"idle","limit":100,"offset":100}"#);
     assert_eq!([first, rest].concat(), names, "in natural order, because all waste the same");
+    let last = listed(r#"{"state":"idle","limit":1,"reversed":true}"#);
+    assert_eq!(last.last(), names.last());
     let none = waste::waste(&state, &log, 2000, &serde_json::from_str(r#"{"state":"idle"}"#).unwrap());
     assert_eq!((none.total, none.namespaces), (0, vec!["team".to_owned()]), "idle for a second only");
 }

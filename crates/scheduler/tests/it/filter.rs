@@ -1,15 +1,17 @@
 //! Filter and prioritize: which nodes can take a pod, and which of them are the best.
 
 use serde_json::{Value, json};
+use tessera_scheduler::dashboard::view::{ListQuery, nodes};
 use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
+use tessera_wire::tessera::explanation::{Explainer, PodExplanation};
 
 use crate::fixtures::*;
 
 #[test]
 fn every_rejected_node_has_a_reason_and_unresolvable_ones_are_marked() {
     let mut small = node("small", 1, "GiB");
-    small["status"]["allocatable"]["nvidia.com/gpu"] = "0".into();
+    offer(&mut small, "nvidia.com/gpu", 0, 0);
     let mut broken = node("broken", 1, "GiB");
     broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
     let state = state(&[node("big", 4, "GiB"), small, broken, json!({"metadata": {"name": "cpu"}})]);
@@ -115,10 +117,55 @@ fn a_node_that_changes_only_its_dialects_is_checked_again() {
     let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
     assert_eq!(filter_with(&state, &pod, &["n"], &memory).node_names.unwrap(), ["n"]);
     let mut other = node("n", 1, "GiB");
-    other["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    offer(&mut other, "aliyun.com/gpu-mem", 0, 0);
     set_node(&mut state, &other);
     let refused = filter_with(&state, &pod, &["n"], &memory).failed_and_unresolvable_nodes;
     assert_eq!(refused["n"], "node does not offer this kind of GPU resource");
+}
+
+/// The agent withdraws the devices of all other dialects while pods hold the GPUs. kube-scheduler says "Insufficient",
+/// and so does every view, until the devices are back.
+#[test]
+fn a_full_node_is_full_and_does_not_lack_the_resource() {
+    let mut full = node("n", 2, "GiB");
+    offer(&mut full, "aliyun.com/gpu-mem", 32, 0);
+    let mut state = state(&[full.clone()]);
+    let memory = VerdictCache::default();
+    let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
+    let refused = |state: &State| {
+        let answer = filter_with(state, &pod, &["n"], &memory);
+        let all = answer.failed_nodes.into_iter().chain(answer.failed_and_unresolvable_nodes);
+        all.map(|(_, reason)| reason).collect::<Vec<String>>()
+    };
+    // The kubelet would reject the pod although the GPUs are free.
+    assert_eq!(refused(&state), ["node offers none of this GPU resource at the moment"]);
+    let holder = set_holder(&mut state);
+    assert_eq!(refused(&state), ["no GPU with 8192 MiB left"]);
+    let explained = serde_json::to_value(explained(&state, &pod)).unwrap();
+    assert_eq!(explained["nodes"][0]["reason"], "no GPU with 8192 MiB left", "{explained}");
+    assert_eq!(explained["relief"][0]["pods"], json!(["team/holder"]));
+    let view = state.inspect_share(None);
+    assert_eq!((view.nodes.len(), view.nodes[0].total, view.nodes[0].used), (1, 32, 32));
+    let shown = ListQuery { dialect: "gpushare".into(), ..ListQuery::default() };
+    assert_eq!(nodes::nodes(&state, &shown).total, 1);
+    state.handle(StateEvent::Pod(WatchEvent::Gone(parse(&holder))));
+    offer(&mut full, "aliyun.com/gpu-mem", 32, 32);
+    set_node(&mut state, &full);
+    assert_eq!(refused(&state), [""; 0]);
+}
+
+/// Binds a pod that holds both GPUs of the node whole.
+fn set_holder(state: &mut State) -> Value {
+    let pod = whole("holder", 2);
+    bind(state, &pod, "n")
+}
+
+fn explained(state: &State, pod: &Value) -> PodExplanation {
+    let pod = parse(pod);
+    let mut explainer = Explainer::new(state, &pod, true).unwrap();
+    explainer.judge(state, &"n".into());
+    explainer.find_relief(state, &"n".into());
+    explainer.finish()
 }
 
 #[test]

@@ -37,6 +37,12 @@ pub(crate) fn node(name: &str, gpu_count: usize, unit: &str) -> Value {
     })
 }
 
+/// Sets what a node's kubelet reports of a resource.
+pub(crate) fn offer(node: &mut Value, resource: &str, capacity: u64, allocatable: u64) {
+    node["status"]["capacity"][resource] = capacity.to_string().into();
+    node["status"]["allocatable"][resource] = allocatable.to_string().into();
+}
+
 /// Returns a pod with one container that has these limits.
 pub(crate) fn pod(name: &str, limits: &[(&str, &str)]) -> Value {
     let limits: serde_json::Map<String, Value> =

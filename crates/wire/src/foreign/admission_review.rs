@@ -12,7 +12,7 @@ const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
 /// Name that the API server gives to pods without a scheduler.
-const DEFAULT_SCHEDULER: &str = "default-scheduler";
+pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// The reason why a review is not answered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,9 +84,8 @@ impl AdmissionReview {
         }
         let request = self.request.as_ref().ok_or(BadReview::NoRequest)?;
         let spec = &request.object.spec;
-        let names_none = spec.scheduler_name.is_empty() || spec.scheduler_name == DEFAULT_SCHEDULER;
         let wants = spec.asks_for_gpus() || claims && !spec.resource_claims.is_empty();
-        let is_ours = names_none && spec.node_name.is_empty() && wants;
+        let is_ours = spec.scheduler() == DEFAULT_SCHEDULER && spec.node_name.is_empty() && wants;
         let patch = is_ours.then(|| {
             let add = serde_json::json!([{ "op": "add", "path": "/spec/schedulerName", "value": scheduler }]);
             base64(add.to_string().as_bytes())

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
-use tessera_core::constraint::{NodeConstraints, NodeExpression, NodeOperator, NodeTerm, PodConstraints};
+use tessera_core::constraint::{
+    EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, NodeConstraints, NodeExpression, NodeOperator, NodeTerm,
+    PodConstraints,
+};
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
@@ -310,12 +313,6 @@ pub fn is_other_gpu_resource(name: &str) -> bool {
     ];
     PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !Dialect::RESOURCES.contains(&name)
 }
-
-/// Resource of local storage, in bytes.
-const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
-
-/// Start of the names of huge pages, such as `hugepages-2Mi`, in bytes.
-const HUGE_PAGES_PREFIX: &str = "hugepages-";
 
 fn whole_amount(amount: &Amount) -> Option<u64> {
     amount.0.parse::<Quantity>().ok().and_then(Quantity::whole)

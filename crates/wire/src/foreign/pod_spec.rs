@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tessera_core::request::{self, ContainerRole, PodRequest, Request, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
+use crate::foreign::admission_review::DEFAULT_SCHEDULER;
 use crate::foreign::constraint::is_other_gpu_resource;
 use crate::foreign::dialect::{self, BadRequest, Dialect, MemoryUnit};
 use crate::foreign::objects::{Amounts, Container, PodSpec, Resources};
@@ -61,6 +62,12 @@ fn prefix(container: &str) -> String {
 }
 
 impl PodSpec {
+    /// Returns the name of the scheduler that places the pod. The API server fills it in where a manifest has none.
+    #[must_use]
+    pub fn scheduler(&self) -> &str {
+        if self.scheduler_name.is_empty() { DEFAULT_SCHEDULER } else { &self.scheduler_name }
+    }
+
     /// Returns the request of the pod on a node that counts `aliyun.com/gpu-mem` in `unit`.
     pub fn request(&self, unit: MemoryUnit) -> Result<PodRequest, BadPod> {
         let mut needs = Vec::new();

@@ -41,6 +41,9 @@ pub struct PodExplanation {
     /// Last report of kube-scheduler on a pod that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// The pod's `schedulerName` while the pod waits and no scheduler has reported on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreported: Option<String>,
     /// What the gang of a pod that waits lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gang: Option<String>,
@@ -68,6 +71,12 @@ pub struct PodExplanation {
     /// Number of pods like a hypothetical one that fit on each node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub room: Vec<Room>,
+}
+
+/// Returns what is to be said of a waiting pod on which no scheduler has reported.
+#[must_use]
+pub fn unreported(scheduler_name: &str) -> String {
+    format!("kube-scheduler has not reported on the pod yet; its schedulerName is {scheduler_name}")
 }
 
 /// Report of kube-scheduler on a pod that it did not place, from the pod's condition.
@@ -127,7 +136,8 @@ pub struct NodeExplanation {
     pub fits: bool,
     /// True if the node passes every check that Tessera can make, so that its GPUs would do.
     pub would_do: bool,
-    /// Rank among the nodes that would do; 1 is the best node.
+    /// Rank among the nodes that would do; 1 is the best node. Absent if several nodes would do and their order depends
+    /// on a forecast that only the scheduler has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
     /// GPUs that the pod would get, by container.
@@ -175,7 +185,13 @@ impl PodExplanation {
         self.waits || !self.unchecked.is_empty()
     }
 
-    /// Returns the nodes that would do, best first.
+    /// Returns whether the nodes that would do have ranks.
+    #[must_use]
+    pub fn is_ranked(&self) -> bool {
+        self.nodes.iter().any(|view| view.rank.is_some())
+    }
+
+    /// Returns the nodes that would do, best first, or by name if they have no ranks.
     #[must_use]
     pub fn best(&self) -> Vec<&NodeExplanation> {
         let mut best: Vec<&NodeExplanation> = self.nodes.iter().filter(|view| view.would_do).collect();

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use tessera_core::admission::Service;
 use tessera_core::gpu::{Gpu, Health};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::node::{BadNode, Node};
@@ -38,12 +39,37 @@ pub struct ParsedNode {
     /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
-    pub dialects: DialectSet,
+    pub dialects: ServedDialects,
     /// Amount of `aliyun.com/gpu-mem` that the node offers. It is known even if the number of GPUs is not:
     /// a kubelet that lost its checkpoint removes `aliyun.com/gpu-count`.
     pub shared_memory: MiB,
     /// True if the node's agent has announced that it does not serve pods now.
     pub is_agent_unavailable: bool,
+}
+
+/// The dialects that a node serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ServedDialects {
+    /// Dialects with a capacity on a node with Tessera's agent, which withdraws the devices of GPUs that pods hold: the
+    /// allocatable amount of a full node is 0. When a device plugin has ended, the kubelet keeps its capacity for five
+    /// minutes and sets it to 0 then. On other nodes, the dialects with an allocatable amount.
+    pub offered: DialectSet,
+    /// Dialects of which the kubelet offers something now.
+    pub allocatable: DialectSet,
+}
+
+impl ServedDialects {
+    /// Returns the dialects of a node that also serves these.
+    #[must_use]
+    pub fn union(self, more: DialectSet) -> Self {
+        Self { offered: self.offered.union(more), allocatable: self.allocatable.union(more) }
+    }
+
+    /// Returns the service of the node for a pod that requests GPUs in the dialects `wanted`.
+    #[must_use]
+    pub fn service(self, wanted: DialectSet, is_agent_unavailable: bool) -> Service {
+        Service::new(is_agent_unavailable, self.offered.covers(wanted), self.allocatable.covers(wanted))
+    }
 }
 
 /// A node object that cannot be parsed.
@@ -91,15 +117,23 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
     node.slots_per_gpu = nvidia_slots;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
-    let is_served = |dialect: &Dialect| match dialect {
-        Dialect::Hami => nvidia_slots.is_some() && resources.count(hami::COUNT) > 0,
-        _ => resources.count(dialect.resource()) > 0,
+    let with_amounts = |amount: &dyn Fn(&str) -> u64| {
+        let is_served = |dialect: &Dialect| match dialect {
+            Dialect::Hami => nvidia_slots.is_some() && amount(hami::COUNT) > 0,
+            _ => amount(dialect.resource()) > 0,
+        };
+        Dialect::ALL.into_iter().filter(is_served).fold(DialectSet::default(), DialectSet::with)
     };
-    let served = Dialect::ALL.into_iter().filter(is_served);
+    let allocatable = with_amounts(&|resource| resources.count(resource));
+    // Only Tessera's agent withdraws devices because of pods, and it publishes an inventory.
+    let offered = match annotations.contains_key(inventory::KEY) {
+        true => with_amounts(&|resource| resources.capacity(resource)).union(allocatable),
+        false => allocatable,
+    };
     Ok(ParsedNode {
         node: Arc::new(node),
         unit,
-        dialects: served.fold(DialectSet::default(), DialectSet::with),
+        dialects: ServedDialects { offered, allocatable },
         is_agent_unavailable: agent_address::is_agent_unavailable(object),
         shared_memory: MiB(resources.count(gpushare::MEMORY).saturating_mul(unit.mib())),
     })
@@ -131,11 +165,8 @@ fn unit_without_inventory(object: &objects::Node, configured: MemoryUnit) -> Mem
 /// The function uses `capacity` rather than `allocatable`: an unhealthy GPU is not allocatable, but
 /// it keeps its index, and so do the GPUs after it.
 fn gpus_without_inventory(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
-    let status = &object.status;
-    let count = |resource: &str| {
-        let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
-        whole_number(amount.and_then(read))
-    };
+    let resources = NodeResources(object);
+    let count = |resource: &str| resources.capacity(resource);
     // HAMi's device plugin offers several devices per GPU. It says so with this annotation.
     let is_split = object.metadata.annotations.contains_key(HAMI_REGISTER_KEY);
     let counts = [
@@ -179,6 +210,13 @@ impl NodeResources<'_> {
     fn count(&self, resource: &str) -> u64 {
         whole_number(self.quantity(resource))
     }
+
+    /// Returns the capacity, or the allocatable amount if it is absent.
+    fn capacity(&self, resource: &str) -> u64 {
+        let status = &self.0.status;
+        let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
+        whole_number(amount.and_then(read))
+    }
 }
 
 fn read(amount: &Amount) -> Option<Quantity> {
@@ -209,7 +247,31 @@ mod tests {
         assert_eq!(read.unit, MemoryUnit::MiB);
         assert_eq!((read.node.cpu, read.node.memory), (MilliCpu(4000), MiB(8192)));
         assert_eq!(read.node.instance_type.as_deref(), Some("big"));
-        assert_eq!(read.dialects, DialectSet::default().with(Dialect::Gpushare));
+        let gpushare = DialectSet::default().with(Dialect::Gpushare);
+        assert_eq!(read.dialects, ServedDialects { offered: gpushare, allocatable: gpushare });
+    }
+
+    /// The kubelet reports 8 and 0 while an agent withdraws all devices and in the minutes after a device plugin has
+    /// ended, and 0 and 0 after them.
+    #[test]
+    fn a_resource_is_offered_while_it_has_a_capacity() {
+        let service = |has_agent: bool, capacity: &str, allocatable: &str| {
+            let mut object = serde_json::json!({
+                "metadata": {"name": "n"},
+                "status": {"capacity": {"aliyun.com/gpu": capacity}, "allocatable": {"aliyun.com/gpu": allocatable}},
+            });
+            if has_agent {
+                let inventory = r#"{"memoryUnit":"GiB","gpus":[{"uuid":"GPU-a","minor":0,"model":"T4","memoryMiB":15360}]}"#;
+                object["metadata"]["annotations"] = serde_json::json!({ "tessera.dev/inventory": inventory });
+            }
+            node(object).dialects.service(DialectSet::default().with(Dialect::Gputopology), false)
+        };
+        assert_eq!(service(true, "8", "5"), Service::Offered);
+        assert_eq!(service(true, "8", "0"), Service::Withdrawn);
+        assert_eq!(service(true, "0", "0"), Service::NotOffered);
+        // Other plugins withdraw nothing because of pods: theirs has ended, or no GPU is healthy.
+        assert_eq!(service(false, "8", "5"), Service::Offered);
+        assert_eq!(service(false, "8", "0"), Service::NotOffered);
     }
 
     #[test]
@@ -221,8 +283,8 @@ mod tests {
         assert_eq!(read.node.gpus().len(), 2);
         assert_eq!(read.node.gpus()[1].memory, MiB(15_360));
         assert_eq!(read.node.topology().link(GpuIndex(0), GpuIndex(1)).nvlinks, 2);
-        assert!(read.dialects.covers(DialectSet::default().with(Dialect::Vcuda)));
-        assert!(!read.dialects.covers(DialectSet::default().with(Dialect::Gpushare)));
+        assert!(read.dialects.offered.covers(DialectSet::default().with(Dialect::Vcuda)));
+        assert!(!read.dialects.offered.covers(DialectSet::default().with(Dialect::Gpushare)));
     }
 
     #[test]
@@ -236,7 +298,7 @@ mod tests {
                 "status": {"allocatable": {"nvidia.com/gpu": "10"}}
             }));
             assert_eq!(read.node.gpus().len(), 1);
-            read.dialects.covers(DialectSet::default().with(Dialect::Hami))
+            read.dialects.offered.covers(DialectSet::default().with(Dialect::Hami))
         };
         assert!(parse(r#""nvidiaSlots":10,"#));
         assert!(!parse(""), "NVIDIA's whole GPUs only");
@@ -313,6 +375,6 @@ mod tests {
         let read =
             node(serde_json::json!({"metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{}"}}}));
         assert!(read.node.gpus().is_empty());
-        assert_eq!(read.dialects, DialectSet::default());
+        assert_eq!(read.dialects, ServedDialects::default());
     }
 }

@@ -1,6 +1,10 @@
 //! Accumulated usage of one GPU.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tessera_node::gpus::BusyTime;
 
@@ -29,6 +33,9 @@ pub struct GpuMeter {
     pub measured_time: Duration,
     /// Busy time by the driver's samples and time in windows of each container, in that time.
     pub times: BTreeMap<ContainerKey, ContainerTimes>,
+    /// Containers that were known when the interval of `latest_split` began. Time of the others may have been counted to
+    /// no container.
+    pub measured_containers: Arc<BTreeSet<ContainerKey>>,
     /// Number of samples.
     pub samples: u64,
     /// Number of failed samples.
@@ -43,6 +50,8 @@ pub struct GpuMeter {
     energy_before: Option<u64>,
     /// Estimated energy by consumer since that reading.
     estimate: EnergyEstimate,
+    /// Containers that were known at the last sample.
+    known_containers: Arc<BTreeSet<ContainerKey>>,
     /// Interval before the last sample, if it is not divided yet.
     pub(super) unsettled: Option<UnsettledInterval>,
 }
@@ -69,6 +78,8 @@ pub(super) struct UnsettledInterval {
     watts: Option<f64>,
     /// Growth of the GPU's energy counter, or 0 if it was not read.
     joules: f64,
+    /// Containers that were known when the interval began.
+    known: Arc<BTreeSet<ContainerKey>>,
 }
 
 /// Energy by consumer since the last reading of the energy counter, estimated from the power drawn.
@@ -123,6 +134,7 @@ impl GpuMeter {
             }
         }
         // Without a new driver sample, this interval and its energy are counted with the next one.
+        let known = std::mem::replace(&mut self.known_containers, index.known());
         if sample.work.seconds() > 0.0 {
             let work = sample.work.clone();
             let owner = |pid: &u32| observation.processes.get(pid).map(|process| &process.owner);
@@ -130,7 +142,10 @@ impl GpuMeter {
             let consumers = pids.map(|pid| index.consumer(owner(pid))).collect();
             let watts = sample.sensors.power.map(|milliwatts| f64::from(milliwatts) / 1e3);
             let joules = self.joules(sample.energy);
-            self.unsettled = Some(UnsettledInterval { work, consumers, watts, joules });
+            self.unsettled = Some(UnsettledInterval { work, consumers, watts, joules, known });
+        } else if self.samples > 1 {
+            // The interval goes on. Before the first sample there was none.
+            self.known_containers = known;
         }
         self.latest = Some(observation);
     }
@@ -182,7 +197,7 @@ impl GpuMeter {
     ) {
         self.add_times(&interval, windows);
         let (_, end) = interval.span();
-        let UnsettledInterval { work, consumers, watts, joules } = interval;
+        let UnsettledInterval { work, consumers, watts, joules, known } = interval;
         let processes = work.processes.as_ref().map(|all| {
             all.iter().zip(consumers).map(|((pid, part), consumer)| (*pid, consumer, *part)).collect()
         });
@@ -201,7 +216,7 @@ impl GpuMeter {
         if joules > 0.0 {
             self.distribute_energy(joules);
         }
-        self.latest_split = split;
+        (self.latest_split, self.measured_containers) = (split, known);
     }
 
     /// Distributes the energy measured since the last reading in proportion to the estimate.

@@ -51,7 +51,7 @@ impl Snapshot {
             };
             let on_gpu = processes_on(place, &gpu, gpu_meter, meter);
             let unknown = unknown_use(&gpu, snapshot.sources);
-            add_usage(&mut containers, place, &gpu, gpu_meter, view, &on_gpu, unknown);
+            add_usage(&mut containers, place, &gpu, (meter, gpu_meter), view, &on_gpu, unknown);
             found.extend(on_gpu);
             snapshot.gpus.push(gpu);
         }
@@ -226,10 +226,12 @@ fn used_bytes(
 }
 
 /// Returns the fraction of the last interval in which a container's kernels ran, or the reason why it is unknown.
+/// `is_measured` is true if kernels of the container in that interval would have been counted to it.
 fn busy_part(
     reading: Option<&GpuReading>,
     key: &ContainerKey,
     unknown: Option<UnknownUse>,
+    is_measured: bool,
 ) -> Result<f64, UnknownUse> {
     let split = reading.and_then(|reading| reading.busy.as_ref());
     let own = split.and_then(|split| split.all.containers.get(key).copied());
@@ -237,9 +239,18 @@ fn busy_part(
     match (own, unknown) {
         (Some(part), _) => Ok(part),
         (None, Some(unknown)) => Err(unknown),
-        (None, None) if is_by_process => Ok(0.0),
+        (None, None) if is_by_process && is_measured => Ok(0.0),
+        (None, None) if is_by_process => Err(UnknownUse::NotMeasuredYet),
         (None, None) => Err(UnknownUse::TimeNotReported),
     }
+}
+
+/// Returns whether the last interval says how long a container used the GPU: the container was known when the interval
+/// began, or it has not started, so that nothing of its pod is counted to a container without a name.
+fn is_measured(meter: &Meter, gpu_meter: &GpuMeter, key: &ContainerKey) -> bool {
+    let counted = gpu_meter.latest_split.as_ref().map(|split| &split.all.containers);
+    let has_unnamed = || counted.is_some_and(|parts| parts.contains_key(&ContainerKey::unnamed(&key.uid)));
+    gpu_meter.measured_containers.contains(key) || (!meter.knows(key) && !has_unnamed())
 }
 
 /// Adds the usage of a GPU to its containers. Containers without a grant are added by their
@@ -248,7 +259,7 @@ fn add_usage(
     containers: &mut BTreeMap<ContainerKey, ContainerSnapshot>,
     place: usize,
     gpu: &GpuSnapshot,
-    gpu_meter: &GpuMeter,
+    (meter, gpu_meter): (&Meter, &GpuMeter),
     view: &View,
     processes: &[(Consumer, ProcessSnapshot)],
     unknown: Option<UnknownUse>,
@@ -285,7 +296,7 @@ fn add_usage(
             let are_listed = unknown.is_none() && reading.is_some_and(|reading| reading.pids.is_some());
             share.pids = own.or_else(|| are_listed.then(Vec::new));
             let used = used_bytes(reading, key, unknown);
-            let busy = busy_part(reading, key, unknown);
+            let busy = busy_part(reading, key, unknown, is_measured(meter, gpu_meter, key));
             (share.unknown_memory, share.unknown_time) = (used.err(), busy.err());
             (share.used, share.busy) = (used.ok(), busy.ok());
             let total = gpu_meter.consumers.get(&Consumer::Container(key.clone())).copied();

@@ -41,7 +41,7 @@ function verdict(found) {
   const report = found.kubeScheduler;
   const kept = found.reservation;
   if (kept && !report) return h("p", { class: "lead" }, kept);
-  if (!report) return !found.gang && h("p", { class: "lead" }, t("explain.unreported"));
+  if (!report) return !found.gang && h("p", { class: "lead" }, t("explain.unreported", { scheduler: found.unreported ?? "?" }));
   return h("p", { class: "lead verdict" }, h("strong", {}, "kube-scheduler: "), report.message || report.reason,
     report.since && h("span", { class: "muted" }, ` (${t("explain.since", { when: moment(report.since) })})`),
     kept && h("span", { class: "muted" }, ` · ${kept}`));

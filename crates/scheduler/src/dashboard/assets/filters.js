@@ -23,12 +23,14 @@ export async function filterForm(page, parameters, { searched = "q", states, out
   }
 
   function choice(name, label, options) {
+    // Every list has an order, so the first order stands for the address without one.
+    const [usual, rest] = options[0]?.[0] === "" ? [options[0][1], options.slice(1)] : [t("filter.all"), options];
     const known = options.some(([value]) => value === (values[name] ?? ""));
-    const all = known || !values[name] ? options : [...options, [values[name], values[name]]];
+    const all = known || !values[name] ? rest : [...rest, [values[name], values[name]]];
     const select = h("select", { name, onchange: () => {
       values[name] = select.value;
       apply();
-    } }, h("option", { value: "" }, t("filter.all")),
+    } }, h("option", { value: "" }, usual),
     all.map(([value, text]) => h("option", { value, selected: value === values[name] }, text)));
     return h("label", {}, h("span", {}, label), select);
   }

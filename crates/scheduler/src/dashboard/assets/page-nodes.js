@@ -35,7 +35,7 @@ export default function nodes({ parameters, signal }) {
         list.reset();
       };
       const form = await filterForm("nodes", parameters, { states: [["trouble", t("filter.state.trouble")]], fullness: true,
-        sorts: [["full", t("sort.full")], ["free", t("sort.free")], ["trouble", t("sort.trouble")]], changed, signal });
+        sorts: [["", t("sort.name")], ["full", t("sort.full")], ["free", t("sort.free")], ["trouble", t("sort.trouble")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("nodes")), total, also), form, h("p", { class: "muted legend" }, t("legend")), list.element);
       offerPods();
       await list.reset();

@@ -8,6 +8,14 @@ import { refused } from "./page-decisions.js";
 import { t } from "./text.js";
 import { virtualList } from "./virtual.js";
 
+/** The reason why a pod waits: kube-scheduler's own words come first. */
+export function why(pod) {
+  const report = pod.kubeScheduler && (pod.kubeScheduler.message || pod.kubeScheduler.reason);
+  if (report) return h("span", { title: report }, report);
+  const kinds = refused(pod);
+  return kinds.length > 0 || !pod.unreported ? kinds : t("explain.unreported", { scheduler: pod.unreported });
+}
+
 function row(pod) {
   const asks = [...pod.asks.map(ask), ...(pod.others ?? [])].map((one) => h("span", { class: "chip" }, one));
   return h("article", { class: "card pod-row", "data-key": pod.uid },
@@ -15,7 +23,7 @@ function row(pod) {
     h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ",
       pod.created && h("span", { class: "muted figure age" }, age(pod.created), " "), pod.node && h("a", { href: link("node", pod.node) }, pod.node)),
     h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : [asks, " ", pod.unserved?.length > 0 && h("span", { class: "chip warn" }, t("pods.unserved", { resources: pod.unserved.join(", ") })),
-      h("span", { class: "muted" }, pod.kubeScheduler ? h("span", { title: pod.kubeScheduler.message }, pod.kubeScheduler.message) : refused(pod))]));
+      h("span", { class: "muted" }, why(pod))]));
 }
 
 export default function pods({ parameters, signal }) {
@@ -39,7 +47,7 @@ export default function pods({ parameters, signal }) {
         list.reset();
       };
       const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]],
-        sorts: [["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
+        sorts: [["", t("sort.waiting")], ["age", t("sort.age")], ["youngest", t("sort.youngest")], ["name", t("sort.name")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
       await list.reset();
     },

@@ -7,8 +7,10 @@ import { sparkline } from "./spark.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
 
-// The columns: the key of the address, by which the server sorts, and the text key.
-const COLUMNS = [["pod", "pod"], ["node", "node"], ["held", "waste.held"], ["used", "waste.used"], ["wasted", "waste.wasted"], ["idle", "waste.idle"]];
+// The columns: the key of the address, by which the server sorts, the text key, and the direction of the order.
+const [UP, DOWN] = ["ascending", "descending"];
+const COLUMNS = [["pod", "pod", UP], ["node", "node", UP], ["held", "waste.held", DOWN], ["used", "waste.used", UP],
+  ["wasted", "waste.wasted", DOWN], ["idle", "waste.idle", DOWN]];
 
 // Pods on one page of the list.
 const PAGE = 100;
@@ -24,12 +26,17 @@ export function noWaste(view, state) {
   return state === "idle" && view.idlePods === undefined ? unknownIdle(view) : t("waste.none");
 }
 
-/** Lists pods with what they hold and use. `sort` links the column names to this order. A table without it is small
- *  and leaves out the nodes. */
+/** Lists pods with what they hold and use. `sort` links the column names to this order, and the sorted column to the
+ *  reversed order. A table without it is small and leaves out the nodes. */
 export function wasteTable(pods, sort) {
   const columns = sort ? COLUMNS : COLUMNS.filter(([key]) => key !== "node" && key !== "wasted");
-  const heading = ([key, text]) => h("th", { scope: "col", class: ["held", "wasted", "idle"].includes(key) ? "number" : "", "aria-sort": sort?.current === key ? "ascending" : undefined },
-    sort ? h("a", { href: sort.link(key) }, t(text)) : t(text));
+  const heading = ([key, text, usual]) => {
+    const isSorted = sort?.current === key;
+    const direction = isSorted && ((usual === UP) !== sort.reversed ? UP : DOWN);
+    return h("th", { scope: "col", class: ["held", "wasted", "idle"].includes(key) ? "number" : "", "aria-sort": direction || undefined },
+      sort ? h("a", { href: sort.link(key, isSorted && !sort.reversed) }, t(text)) : t(text),
+      isSorted && h("span", { class: "sorted", "aria-hidden": "true" }, direction === UP ? " ▲" : " ▼"));
+  };
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("waste") },
     h("table", { class: "waste" },
       h("thead", {}, h("tr", {}, columns.map(heading))),
@@ -56,11 +63,12 @@ function pages({ total, offset, pods }, parameters) {
 export default function waste({ parameters, signal }) {
   const current = COLUMNS.some(([key]) => key === parameters.sort) ? parameters.sort : "wasted";
   const { namespace, state, offset } = parameters;
+  const reversed = parameters.reversed === "true";
   // Another order or selection begins with its first page.
   const chosen = (changes) => link("waste", { ...parameters, offset: "", ...changes });
   const chip = (text, changes, on) => h("a", { class: `chip ${on ? "accent" : ""}`, href: chosen(changes), "aria-current": on ? "true" : undefined }, text);
   return {
-    load: () => get(query("waste", { namespace, state, offset, sort: current, limit: PAGE }), signal),
+    load: () => get(query("waste", { namespace, state, offset, sort: current, reversed: reversed ? "true" : "", limit: PAGE }), signal),
     draw(view) {
       return [
         h("div", { class: "page-head" }, h("h1", {}, t("waste")), h("p", { class: "muted", role: "status" }, t("pods.count", { n: count(view.total) }))),
@@ -68,7 +76,7 @@ export default function waste({ parameters, signal }) {
         h("section", { class: "card" }, sparkline(view.history, Math.max(view.heldGpus, ...view.history.map((point) => point.held)))),
         h("p", { class: "chips" }, chip(t("filter.all"), { state: "", namespace: "" }, !state && !namespace), " ", chip(t("over.idle"), { state: "idle" }, state === "idle"),
           view.namespaces.map((name) => [" ", chip(name, { namespace: name }, namespace === name)])),
-        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, noWaste(view, state)) : wasteTable(view.pods, { current, link: (key) => chosen({ sort: key }) }),
+        h("section", { class: "card" }, view.pods.length === 0 ? h("p", { class: "muted" }, noWaste(view, state)) : wasteTable(view.pods, { current, reversed, link: (key, back) => chosen({ sort: key, reversed: back ? "true" : "" }) }),
           pages(view, parameters)),
         view.unknownPods > 0 && h("p", { class: "muted" }, t("waste.unknown", { n: count(view.unknownPods) })),
       ];

@@ -9,7 +9,7 @@ use tessera_core::gpu::{Gpu, GpuKind};
 use tessera_core::node::NodeState;
 
 use super::super::lookup::{self, GpuNode, NodeLookup};
-use super::gpu::{GpuTotals, taken};
+use super::gpu::GpuTotals;
 use crate::state::{State, StateAccess};
 
 /// Sums over the cluster.
@@ -181,7 +181,7 @@ impl Model {
 fn percent_taken<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> u8 {
     let (mut sum, mut count) = (0.0, 0u32);
     for gpu in gpus {
-        sum += taken(gpu, state.used(gpu.index));
+        sum += state.used(gpu.index).part_of(gpu.memory);
         count += 1;
     }
     let percent = 100.0 * sum / f64::from(count.max(1));

@@ -93,14 +93,6 @@ pub(super) fn amounts(gpu: &Gpu, usage: GpuUsage) -> (u32, u64) {
     }
 }
 
-/// Returns the granted fraction of a GPU: the larger of its compute and memory fractions.
-pub(super) fn taken(gpu: &Gpu, usage: GpuUsage) -> f64 {
-    let (compute, memory) = amounts(gpu, usage);
-    #[expect(clippy::cast_precision_loss, reason = "no GPU has 2^52 MiB")]
-    let memory = memory as f64 / gpu.memory.0.max(1) as f64;
-    (f64::from(compute) / 100.0).max(memory).min(1.0)
-}
-
 impl GpuTotals {
     /// Adds one GPU to the sums.
     pub(super) fn add(&mut self, gpu: &Gpu, usage: GpuUsage) {
@@ -115,7 +107,7 @@ impl GpuTotals {
         self.compute_held += u64::from(compute);
         self.memory_mib += gpu.memory.0;
         self.memory_held_mib += memory;
-        self.taken += taken(gpu, usage);
+        self.taken += usage.part_of(gpu.memory);
     }
 
     /// Returns the sums over all GPUs of a node.

@@ -73,7 +73,7 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
     match known {
         NodeLookup::Gpus(node) => NodeSummary {
             instance_type: node.spec.node.instance_type.clone(),
-            dialects: lookup::dialect_names(node.spec.dialects),
+            dialects: lookup::dialect_names(node.spec.dialects.offered),
             gpu_totals: GpuTotals::of(node.state),
             gpus: tiles(state, node),
             ready: node.ready,
@@ -124,7 +124,9 @@ fn passes(state: &State, node: GpuNode<'_>, query: &ListQuery) -> bool {
     if gpus().next().is_none() || query.fullness.is_some_and(|grade| bucket(node_state, gpus()) != grade) {
         return false;
     }
-    if !query.dialect.is_empty() && !lookup::dialect_names(spec.dialects).contains(&query.dialect.as_str()) {
+    if !query.dialect.is_empty()
+        && !lookup::dialect_names(spec.dialects.offered).contains(&query.dialect.as_str())
+    {
         return false;
     }
     if query.state == "trouble" {

@@ -43,6 +43,9 @@ pub struct PodRow {
     /// Last report of kube-scheduler on a pod that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<KubeSchedulerReport>,
+    /// The pod's `schedulerName` while the pod waits and no scheduler has reported on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreported: Option<String>,
     /// Requested GPU resources outside Tessera's dialects that a node offers, such as `nvidia.com/mig-1g.10gb=1`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<String>,
@@ -205,6 +208,8 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         node: pod.node.as_ref().or(booked).map(ToString::to_string),
         priority: pod.priority(),
         created: pod.created.clone(),
+        unreported: (pod.node.is_none() && booked.is_none() && pod.unscheduled.is_none())
+            .then(|| pod.spec.scheduler().to_owned()),
         kube_scheduler: pod.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from),
         others: offered(state, &pod.spec),
         unserved: unserved(state, &pod.spec),

@@ -4,12 +4,12 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+use tessera_core::grant::GpuUsage;
 use tessera_core::natural::natural;
-use tessera_core::units::PodUid;
+use tessera_core::units::{GpuIndex, PodUid};
 
 use super::super::usage::{HistoryPoint, PodUse, UsageLog};
 use super::ListQuery;
-use super::gpu::taken;
 use crate::state::{GpuPod, State};
 
 /// Idle time after which a pod counts as idle but held, in milliseconds.
@@ -164,6 +164,9 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) 
     view.namespaces = namespaces.into_iter().map(str::to_owned).collect();
     view.namespaces.sort_by(|a, b| natural(a, b));
     view.pods.sort_by(|a, b| order(&query.sort, a, b));
+    if query.reversed {
+        view.pods.reverse();
+    }
     let range = query.range(view.pods.len());
     (view.total, view.offset) = (view.pods.len(), range.start);
     view.pods = view.pods.drain(range).collect();
@@ -190,7 +193,9 @@ fn order(sort: &str, a: &WastePod, b: &WastePod) -> Ordering {
 fn held(state: &State, uid: &PodUid, pod: &GpuPod) -> f64 {
     let node = pod.node.as_ref().and_then(|name| state.ledger().node(name));
     let (Some(node), Some(grant)) = (node, state.ledger().grant(uid)) else { return 0.0 };
-    let part = |(index, usage)| node.node().gpu(index).map_or(0.0, |gpu| taken(gpu, usage));
+    let part = |(index, usage): (GpuIndex, GpuUsage)| {
+        node.node().gpu(index).map_or(0.0, |gpu| usage.part_of(gpu.memory))
+    };
     grant.footprint().map(part).sum()
 }
 

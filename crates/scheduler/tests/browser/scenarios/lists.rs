@@ -32,6 +32,18 @@ pub(super) async fn lists_are_sorted_and_filtered(browser: &Browser) -> Result<(
     browser.eval("(() => { const sort = document.querySelector('.filters [name=sort]'); sort.value = 'free'; sort.dispatchEvent(new Event('change')); return true; })()").await?;
     browser.until("location.hash === '#/nodes?sort=free'").await?;
     browser.until(&format!("{NODES} === 'v1,h1,t1,t2'")).await?;
+    // The order without a choice has a name, too.
+    let usual = "document.querySelector('.filters [name=sort] option[value=\"\"]').innerText";
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.until(&format!("{usual} === 'by name'")).await?;
+    let mut foreign = pod("lab", "foreign", whole(1));
+    foreign["spec"]["schedulerName"] = "other".into();
+    cluster.make(&foreign)?;
+    visit(browser, &cluster, "#/pods").await?;
+    browser.until(&format!("{usual} === 'waiting first'")).await?;
+    browser.until_text("kube-scheduler has not reported on the pod yet; its schedulerName is other").await?;
+    visit(browser, &cluster, "#/pod/lab/foreign").await?;
+    browser.until_text("kube-scheduler has not reported on the pod yet; its schedulerName is other").await?;
     // Pods are in the order in which people count.
     visit(browser, &cluster, "#/pods?namespace=team&sort=name").await?;
     let pods = "[...document.querySelectorAll('.slot')].sort((a, b) => a.ariaPosInSet - b.ariaPosInSet).map(row => row.querySelector('.name a').innerText).join()";

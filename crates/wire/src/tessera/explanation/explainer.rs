@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::admission::{
-    Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason, Service,
-};
+use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason};
 use tessera_core::claim::ClaimUid;
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::{NodeConstraints, PodConstraints, UnmetConstraint};
@@ -22,9 +20,10 @@ use tessera_core::units::{Count, NodeName, PodUid};
 use super::{
     KubeSchedulerReport, NodeExplanation, PodExplanation, Relief, Room, SmallerRequest, request_text,
 };
-use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit};
+use crate::foreign::dialect::{Dialect, MemoryUnit};
 use crate::foreign::objects::{Pod, PodSpec};
 use crate::tessera::grant;
+use crate::tessera::parsed_node::ServedDialects;
 use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
 
 /// Largest number of nodes on which pods are searched whose end would help. Trying all sets of pods
@@ -56,6 +55,11 @@ pub trait ClusterFacts: PolicyResolver {
     fn claim_requests(&self, _pod: &Pod) -> Vec<Request> {
         Vec::new()
     }
+    /// Returns whether the policy of this source ranks nodes as the scheduler does. Only the scheduler knows the forecast
+    /// of policy `tessera`, which counts pods that have ended, and the table of policy `static`.
+    fn knows_ranks(&self, _policy: &Policy) -> bool {
+        true
+    }
     /// Returns how many MIG instances of this resource the pods of a node hold.
     fn held_instances(&self, node: &NodeName, resource: &str) -> u64;
     /// Describes the reservation for a pod, if there is one.
@@ -77,7 +81,7 @@ pub struct NodeFacts<'a> {
     /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
     /// Dialects that the node serves.
-    pub dialects: DialectSet,
+    pub dialects: ServedDialects,
     /// True if the node's agent has announced that it does not serve pods now.
     pub is_agent_unavailable: bool,
     /// Labels that quotas refer to.
@@ -104,6 +108,8 @@ pub struct Explainer<'a> {
     /// What the namespaces use without the booking of the pod itself, if it has one.
     usage_without_pod: Option<NamespaceUsage>,
     scores: Vec<(f64, usize)>,
+    /// Whether the order of the scores is the scheduler's.
+    is_ranked: bool,
     /// Nodes without enough free GPUs, and whether evictions could help.
     short_of_gpus: BTreeMap<NodeName, bool>,
     smaller: LargestRequests,
@@ -173,6 +179,7 @@ impl<'a> Explainer<'a> {
             holds,
             placement_reason,
             waits,
+            unreported: (waits && report.is_none()).then(|| pod.spec.scheduler().to_owned()),
             kube_scheduler: report.filter(|_| waits),
             gang: facts.gang_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
             reservation: facts.reservation_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
@@ -188,6 +195,7 @@ impl<'a> Explainer<'a> {
         let usage_without_pod = is_booked.then(|| facts.view().usage_without(&uid));
         Ok(Self {
             pod,
+            is_ranked: facts.knows_ranks(&parsed.policy),
             parsed,
             constraints,
             instances: pod.spec.mig_instances(),
@@ -232,10 +240,7 @@ impl<'a> Explainer<'a> {
         };
         let offer = NodeOffer {
             state: without_pod.as_ref().unwrap_or(node.state),
-            service: Service::new(
-                node.is_agent_unavailable,
-                node.dialects.covers(self.parsed.shape.dialects),
-            ),
+            service: node.dialects.service(self.parsed.shape.dialects, node.is_agent_unavailable),
             quota_labels: node.quota_labels,
         };
         let request = self.parsed.request(node.unit);
@@ -346,9 +351,12 @@ impl<'a> Explainer<'a> {
     pub fn finish(mut self) -> PodExplanation {
         let reliefs = self.to_search.iter().filter_map(|case| case.search(&self.parsed.policy));
         self.explanation.relief.extend(reliefs);
-        self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        for (rank, (_, position)) in self.scores.iter().enumerate() {
-            self.explanation.nodes[*position].rank = Some(rank + 1);
+        // One node is the best one in every order.
+        if self.is_ranked || self.scores.len() == 1 {
+            self.scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+            for (rank, (_, position)) in self.scores.iter().enumerate() {
+                self.explanation.nodes[*position].rank = Some(rank + 1);
+            }
         }
         let mut explanation = self.explanation;
         explanation.relief.sort_by_key(|relief| relief.pods.len());
