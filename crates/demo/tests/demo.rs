@@ -85,7 +85,7 @@ async fn large_clusters_show_every_step() {
             duration: Some(Duration::ZERO),
             ..options()
         };
-        let said = std::sync::Mutex::new(String::new());
+        let said = Mutex::new(String::new());
         let say = |text: &str| said.lock().unwrap().push_str(text);
         let report = run(options, say, std::future::pending()).await.unwrap();
         let shown = serde_json::to_string_pretty(&report).unwrap();
@@ -152,7 +152,7 @@ async fn a_port_in_use_is_reported_and_replaced_and_the_kubeconfig_stays() {
         duration: None,
         ..options()
     };
-    let said = std::sync::Mutex::new(String::new());
+    let said = Mutex::new(String::new());
     let up = tokio::sync::Notify::new();
     let say = |text: &str| {
         said.lock().unwrap().push_str(text);
