@@ -9,6 +9,7 @@ mod booking;
 mod claims;
 mod entries;
 mod event;
+mod evictions;
 mod gangs;
 mod hold_back;
 mod node_reservations;
@@ -50,6 +51,8 @@ use self::claims::Claims;
 pub use self::claims::{ClaimOutcome, ClaimPlan, ClaimRefusal};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
 pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
+use self::evictions::Evictions;
+pub use self::evictions::{EvictionOrder, EvictionReply, RoomPlan};
 pub use self::gangs::GangNotice;
 use self::gangs::Gangs;
 pub(crate) use self::gangs::{GangStatus, reservation_name};
@@ -92,6 +95,8 @@ pub struct SchedulerSettings {
     pub gang_timeout: Duration,
     /// Time for which one waiting gang may hold back GPUs that become free.
     pub gang_hold_back: Duration,
+    /// True if pods may be evicted in favour of others.
+    pub evict: bool,
 }
 
 impl Default for SchedulerSettings {
@@ -106,6 +111,7 @@ impl Default for SchedulerSettings {
             dra: false,
             gang_timeout: DEFAULT_GANG_TIMEOUT,
             gang_hold_back: DEFAULT_GANG_HOLD_BACK,
+            evict: false,
         }
     }
 }
@@ -168,6 +174,7 @@ pub struct State {
     gangs: Gangs,
     pod_groups: PodGroups,
     hold_back: Option<HoldBack>,
+    evictions: Evictions,
     node_reservations: NodeReservations,
     bookings: Bookings,
     claims: Claims,
@@ -228,6 +235,7 @@ impl State {
             gangs: Gangs::default(),
             pod_groups: PodGroups::default(),
             hold_back: None,
+            evictions: Evictions::default(),
             node_reservations: NodeReservations::default(),
             bookings: Bookings::default(),
             claims: Claims::default(),

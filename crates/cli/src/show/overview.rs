@@ -248,7 +248,7 @@ fn waiting(text: &mut String, pods: &[Pod], form: OverviewForm) {
     let wide = pods.iter().map(|pod| width(&name(pod))).max().unwrap_or(0).min(40);
     for pod in pods {
         let since = age(pod.metadata.creation_timestamp.as_deref(), form.now_seconds);
-        let report = pod.status.unscheduled.as_ref().map_or("", |report| report.message.as_str());
+        let report = pod.status.conditions.unscheduled.as_ref().map_or("", |report| report.message.as_str());
         let _ = writeln!(text, "  {:wide$}  {since:>4}  {report}", cut(&name(pod), wide));
     }
 }

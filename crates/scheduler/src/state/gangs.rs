@@ -217,6 +217,18 @@ impl State {
         members.filter_map(|uid| self.pod(uid)).map(GpuPod::priority).max().unwrap_or_default()
     }
 
+    /// Returns the members that are bound and not ending.
+    pub(crate) fn gang_on_nodes(&self, key: &GangKey) -> impl Iterator<Item = &PodUid> {
+        let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
+        members.filter(|uid| self.pod(uid).is_some_and(|pod| pod.node.is_some() && !pod.is_ending))
+    }
+
+    /// Returns whether a member is ending, so that the gang has lost its work already.
+    pub(crate) fn is_gang_ending(&self, key: &GangKey) -> bool {
+        let members = self.gangs.get(key).into_iter().flat_map(|gang| &gang.members);
+        members.filter_map(|uid| self.pod(uid)).any(|pod| pod.is_ending)
+    }
+
     /// Returns the nodes of the members that have one.
     pub(crate) fn nodes_of_gang(&self, key: &GangKey) -> BTreeSet<&NodeName> {
         let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
@@ -363,7 +375,7 @@ impl State {
         }
     }
 
-    fn pods_of_gang(&self, key: &GangKey) -> Vec<(String, String, String)> {
+    pub(super) fn pods_of_gang(&self, key: &GangKey) -> Vec<(String, String, String)> {
         let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
         let pods = members.filter_map(|uid| Some((uid, self.pod(uid)?)));
         pods.map(|(uid, pod)| (pod.namespace.clone(), pod.name.clone(), uid.to_string())).collect()

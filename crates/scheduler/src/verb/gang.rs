@@ -50,7 +50,7 @@ enum MemberVerdict<'n> {
 }
 
 /// Members that may be exchanged: they request the same and accept the same nodes.
-struct MemberClass<'a> {
+pub(super) struct MemberClass<'a> {
     members: Vec<PodUid>,
     pod: ParsedPod<'a>,
     spec: &'a GpuPod,
@@ -220,10 +220,16 @@ impl State {
             return self.wait_or_retry(key, no_room);
         }
         let has_held_back = self.lift_hold_back(key);
+        let has_evictions = self.lift_evictions(key);
         let verdict = self.try_to_reserve(key, status, uid, offered, no_room, now);
+        if has_evictions {
+            self.restore_evictions(key);
+        }
         if has_held_back {
             self.restore_hold_back(key);
-            // The hold-back itself changes nodes, and the gang does not fit because of that.
+        }
+        if has_held_back || has_evictions {
+            // What is kept for the gang changes nodes, and the gang does not fit because of that.
             if matches!(verdict, MemberVerdict::Wait(GangWait::NoRoom { .. }) | MemberVerdict::Retry(_)) {
                 self.record_no_room(key, now);
             }
@@ -315,12 +321,8 @@ impl State {
     pub(crate) fn nodes_to_empty(&self, key: &GangKey) -> Vec<NodeName> {
         let Some(status) = self.gang_status(key) else { return Vec::new() };
         let classes = self.classes(status.missing(), None);
-        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[]) else { return Vec::new() };
-        let demands: Vec<GangClass<'_>> = classes
-            .iter()
-            .map(|class| GangClass { count: class.members.len(), policy: &class.pod.policy })
-            .collect();
-        let found = nodes_to_empty(&demands, &nodes, &status.topology);
+        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[], None) else { return Vec::new() };
+        let found = nodes_to_empty(&demands(&classes), &nodes, &status.topology);
         found.into_iter().map(|node| nodes[node].state.node().name.clone()).collect()
     }
 
@@ -345,12 +347,8 @@ impl State {
     ) -> Result<Option<Vec<PodGrant>>, OverQuota> {
         let classes = self.classes(status.missing(), caller.map(|(uid, _)| uid).filter(|_| is_restricted));
         let offered = caller.map(|(_, offered)| offered).unwrap_or_default();
-        let nodes = self.gang_nodes(key, status, &classes, offered)?;
-        let demands: Vec<GangClass<'_>> = classes
-            .iter()
-            .map(|class| GangClass { count: class.members.len(), policy: &class.pod.policy })
-            .collect();
-        let Some(placed) = plan(&demands, &nodes, &status.topology) else { return Ok(None) };
+        let nodes = self.gang_nodes(key, status, &classes, offered, None)?;
+        let Some(placed) = plan(&demands(&classes), &nodes, &status.topology) else { return Ok(None) };
         let assigned = assign(&classes, &nodes, placed, caller);
         let is_offered = |place: &PodGrant| offered.contains(&place.node.0.as_str());
         if let Some((uid, _)) = caller
@@ -364,7 +362,7 @@ impl State {
     }
 
     /// Groups the members that may be exchanged.
-    fn classes<'s>(&'s self, missing: &[PodUid], restricted: Option<&PodUid>) -> Vec<MemberClass<'s>> {
+    pub(super) fn classes<'s>(&'s self, missing: &[PodUid], restricted: Option<&PodUid>) -> Vec<MemberClass<'s>> {
         let mut classes: Vec<MemberClass<'s>> = Vec::new();
         for uid in missing {
             let Some(spec) = self.member(uid) else { continue };
@@ -412,13 +410,15 @@ impl State {
         readable.filter(|node| !node.spec.node.gpus().is_empty())
     }
 
-    /// Returns the nodes as the members meet them. Fails if the quota excludes all nodes.
-    fn gang_nodes<'s>(
+    /// Returns the nodes as the members meet them, in these states if there are any. Fails if the quota excludes all
+    /// nodes.
+    pub(super) fn gang_nodes<'s>(
         &'s self,
         key: &GangKey,
         status: &GangStatus,
         classes: &'s [MemberClass<'s>],
         offered: &[&str],
+        states: Option<&'s HashMap<NodeName, NodeState>>,
     ) -> Result<Vec<GangNode<'s>>, OverQuota> {
         let constraints: Vec<_> = classes.iter().map(|class| class.spec.spec.constraints()).collect();
         let with_members = self.nodes_of_gang(key);
@@ -430,12 +430,13 @@ impl State {
         let mut nodes = Vec::new();
         for node in self.readable_nodes() {
             let name = &node.spec.node.name;
+            let state = states.and_then(|states| states.get(name)).unwrap_or(node.state);
             let labels = self.constraints(name);
             let label = |key: &str| labels.and_then(|known| known.labels.get(key)).map(String::as_str);
             let requests = classes.iter().zip(&constraints).map(|(class, constraints)| {
                 let (_, request) = class.requests.iter().find(|(unit, _)| *unit == node.spec.unit)?;
                 let offer = NodeOffer {
-                    state: node.state,
+                    state,
                     service: Service::new(
                         node.spec.is_agent_unavailable,
                         node.spec.dialects.covers(class.pod.shape.dialects),
@@ -459,7 +460,7 @@ impl State {
             let has_member = with_members.contains(name);
             if has_member || requests.iter().any(Option::is_some) {
                 nodes.push(GangNode {
-                    state: node.state,
+                    state,
                     domains: TOPOLOGY_KEYS.iter().map(|key| label(key)).collect(),
                     wished: wished.and_then(label),
                     requests,
@@ -474,7 +475,7 @@ impl State {
     }
 
     /// Checks that the quota allows all members at the same time.
-    fn check_quota(&self, key: &GangKey, places: &[PodGrant]) -> Result<(), OverQuota> {
+    pub(super) fn check_quota(&self, key: &GangKey, places: &[PodGrant]) -> Result<(), OverQuota> {
         let Some(quota) = self.quota_state().limiting(&key.namespace) else { return Ok(()) };
         let mut usage = quota.usage.clone();
         for place in places {
@@ -534,8 +535,14 @@ impl State {
         let (key, status) = self.gang_of(uid)?;
         let GangStatus { size, present, settled, .. } = status;
         let reserved_on = self.ledger().place(uid).map(|place| &place.node);
-        let unplaced = "no nodes have GPUs for all of them at the same time";
-        Some(GangProgress { size, present, settled }.describe(key, reserved_on, unplaced))
+        let unplaced = match self.evictions_left(key) {
+            None => "no nodes have GPUs for all of them at the same time".to_owned(),
+            Some(0) => "GPUs for all of them are free and kept for the gang".to_owned(),
+            Some(left) => {
+                format!("it waits for the end of {}, evicted to make room for it", Count(left, "pod"))
+            }
+        };
+        Some(GangProgress { size, present, settled }.describe(key, reserved_on, &unplaced))
     }
 }
 
@@ -543,8 +550,14 @@ fn not_offered<'n>(key: &GangKey) -> MemberVerdict<'n> {
     MemberVerdict::Wait(GangWait::NotOffered { gang: key.to_string() })
 }
 
+/// Returns what each class asks for.
+pub(super) fn demands<'c>(classes: &'c [MemberClass<'_>]) -> Vec<GangClass<'c>> {
+    let demand = |class: &'c MemberClass<'_>| GangClass { count: class.members.len(), policy: &class.pod.policy };
+    classes.iter().map(demand).collect()
+}
+
 /// Assigns the places of a plan to the members. The pod of the call gets one on an offered node, if there is one.
-fn assign(
+pub(super) fn assign(
     classes: &[MemberClass<'_>],
     nodes: &[GangNode<'_>],
     plan: GangPlan,

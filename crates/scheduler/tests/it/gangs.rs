@@ -5,60 +5,11 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindOrder, BindOutcome, BindStep, State, StateEvent, WatchEvent};
-use tessera_scheduler::verb::verdict_cache::VerdictCache;
-use tessera_wire::foreign::extender::FilterResult;
+use tessera_scheduler::state::{BindOutcome, State, StateEvent, WatchEvent};
 use tessera_wire::foreign::pod_group::PodGroup;
 use tessera_wire::tessera::gang::GangOrigin;
 
 use crate::fixtures::*;
-
-/// Returns a pod of a gang with whole GPUs.
-fn member(gang: &str, size: usize, number: usize, gpus: u64) -> Value {
-    let mut pod = whole(&format!("{gang}-{number}"), gpus);
-    pod["metadata"]["annotations"] = json!({ "tessera.dev/gang": format!("{gang}/{size}") });
-    pod["metadata"]["creationTimestamp"] = format!("2026-01-01T00:00:{number:02}Z").into();
-    pod
-}
-
-/// Returns the answer of filter as the server gives it.
-fn ask(state: &mut State, pod: &Value, nodes: &[&str], now: u64) -> FilterResult {
-    let args = question(pod, nodes);
-    let answer =
-        state.filter_member(&args, at(now)).map(|verdicts| serde_json::to_string(&verdicts).unwrap());
-    let answer = answer
-        .unwrap_or_else(|| serde_json::to_string(&state.filter(&args, &VerdictCache::default())).unwrap());
-    serde_json::from_str(&answer).unwrap()
-}
-
-fn passed(answer: &FilterResult) -> Vec<String> {
-    answer.node_names.clone().unwrap_or_default()
-}
-
-/// Returns the one reason of an answer that rejects every node.
-fn reason(answer: &FilterResult) -> String {
-    assert_eq!(passed(answer), [""; 0]);
-    let mut texts: Vec<&String> = answer.failed_and_unresolvable_nodes.values().collect();
-    texts.dedup();
-    texts.first().map_or_else(|| answer.error.clone(), |text| (*text).clone())
-}
-
-/// Binds a pod like kube-scheduler does after filter has passed a node.
-fn bind_member(state: &mut State, pod: &Value, node: &str, now: u64) -> Value {
-    let BindStep::Send(BindOrder { annotations, .. }) =
-        state.begin_bind(&bind_args(pod, node), at(now)).unwrap()
-    else {
-        panic!("nothing to send");
-    };
-    state.end_bind(&PodUid(parse(pod).metadata.uid), BindOutcome::Bound, at(now));
-    let mut bound = pod.clone();
-    bound["spec"]["nodeName"] = node.into();
-    for (key, value) in annotations {
-        bound["metadata"]["annotations"][key] = value.into();
-    }
-    set_pod(state, &bound);
-    bound
-}
 
 fn two_nodes() -> State {
     state(&[node("a", 8, "GiB"), node("b", 8, "GiB")])
@@ -337,10 +288,6 @@ fn gpus_that_become_free_are_held_back_for_the_first_waiting_gang_for_a_while() 
     let small: Vec<Value> = (0..16).map(|number| whole(&format!("small-{number}"), 1)).collect();
     let running: Vec<Value> =
         (small.iter().enumerate()).map(|(number, pod)| bind(&mut state, pod, NODES[number / 8])).collect();
-    let end = |state: &mut State, pod: &Value| {
-        let gone = WatchEvent::Gone(parse(pod));
-        state.handle(StateEvent::Pod(gone));
-    };
     let pods = [0, 1].map(|number| member("train", 2, number, 8));
     pods.iter().for_each(|pod| set_pod(&mut state, pod));
     reason(&ask(&mut state, &pods[0], &NODES, 0));

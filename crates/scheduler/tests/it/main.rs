@@ -10,6 +10,7 @@ mod claims;
 mod cluster_events;
 mod dashboard;
 mod documentation;
+mod evictions;
 mod explain;
 mod filter;
 mod filter_only;

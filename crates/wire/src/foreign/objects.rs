@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::node::{Node, NodeAddress, NodeSpec, NodeStatus};
 pub use self::pod::{
-    Container, ContainerStatus, EnvVar, LastState, Pod, PodSpec, PodStatus, Resources, SUBMITTER,
+    Container, ContainerStatus, EnvVar, LastState, Pod, PodConditions, PodSpec, PodStatus, Resources, SUBMITTER,
     SchedulingGroup, Terminated,
 };
 

@@ -146,7 +146,7 @@ impl<'a> Explainer<'a> {
         let placed_on =
             Some(&pod.spec.node_name).filter(|node| !node.is_empty() && !is_hypothetical).cloned();
         let waits = placed_on.is_none() && !is_hypothetical;
-        let report = pod.status.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
+        let report = pod.status.conditions.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
         let unit = match &placed_on {
             Some(node) => {
                 facts.node(&NodeName(node.clone())).map_or_else(|_| facts.default_unit(), |node| node.unit)
