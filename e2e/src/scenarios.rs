@@ -188,6 +188,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "evictions",
+        "a gang of high priority displaces a lower one as a whole, within budgets, and only with --evict and its right",
+        Enclosed(scheduler::evictions),
+        Always
+    ),
+    scenario!(
         "defragment",
         "kubectl inspect gpu defragment --apply moves a pod within budgets, and a reservation keeps the freed GPUs",
         Enclosed(scheduler::defragment),

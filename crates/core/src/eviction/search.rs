@@ -87,7 +87,8 @@ impl<'a> Search<'a> {
             is_near && (met.has_member || self.capacities(*node, candidates).iter().any(|room| *room > 0))
         });
         let price = |node: &usize| {
-            let units: BTreeSet<usize> = self.on_node(*node).filter(|unit| candidates.contains(unit)).collect();
+            let units: BTreeSet<usize> =
+                self.on_node(*node).filter(|unit| candidates.contains(unit)).collect();
             let pods: usize = units.iter().map(|unit| self.scene.units[*unit].pods.len()).sum();
             (pods, units.last().copied())
         };
@@ -221,9 +222,8 @@ impl<'a> Search<'a> {
         }
         let states: Vec<NodeState> = group.iter().map(|node| self.state(*node, gone)).collect();
         let nodes = group.iter().zip(&states);
-        let nodes: Vec<GangNode<'_>> = nodes
-            .map(|(node, state)| GangNode { state, ..self.scene.nodes[*node].node.clone() })
-            .collect();
+        let nodes: Vec<GangNode<'_>> =
+            nodes.map(|(node, state)| GangNode { state, ..self.scene.nodes[*node].node.clone() }).collect();
         let mut placed = plan(self.classes, &nodes, self.wish)?;
         placed.places.iter_mut().for_each(|place| place.node = group[place.node]);
         Some(placed)

@@ -80,7 +80,11 @@ async fn carry_out(app: &App, order: &EvictionOrder, trouble: &mut FailureLog) {
         Ok(Err(error)) => {
             let error = error.to_string();
             if trouble.record(&error) {
-                tracing::warn!(pod, error, "cannot evict a pod; trying again. Check the right to create pods/eviction");
+                tracing::warn!(
+                    pod,
+                    error,
+                    "cannot evict a pod; trying again. Check the right to create pods/eviction"
+                );
             }
             ("failed", EvictionReply::TryAgain)
         }

@@ -115,7 +115,8 @@ impl GpuPod {
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         let mut annotations = std::mem::take(&mut metadata.annotations);
         annotations.retain(|key, _| is_relevant(key));
-        let Metadata { namespace, name, labels, creation_timestamp: created, deletion_timestamp, .. } = metadata;
+        let Metadata { namespace, name, labels, creation_timestamp: created, deletion_timestamp, .. } =
+            metadata;
         let PodConditions { unscheduled, is_preempted } = status.conditions;
         let unscheduled = unscheduled.filter(|_| node.is_none());
         let is_ending = deletion_timestamp.is_some();

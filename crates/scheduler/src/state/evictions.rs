@@ -209,7 +209,10 @@ impl State {
         let room = self.evictions.room.as_ref();
         // The order of the plan counts.
         let planned = room.into_iter().flat_map(|room| {
-            room.plan.victims.iter().filter_map(|uid| Some((uid, room.victims.pods.get(uid)?, &room.victims.why)))
+            room.plan
+                .victims
+                .iter()
+                .filter_map(|uid| Some((uid, room.victims.pods.get(uid)?, &room.victims.why)))
         });
         let broken = self.evictions.broken.values();
         let broken = broken.flat_map(|all| all.pods.iter().map(|(uid, victim)| (uid, victim, &all.why)));

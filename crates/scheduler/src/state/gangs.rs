@@ -18,6 +18,9 @@ use super::{GpuPod, State, Timestamp};
 /// Longest time for which a pod is known only from a call of kube-scheduler. The watch shows a pod earlier.
 const ANNOUNCED_PERIOD: Duration = Duration::from_secs(30);
 
+/// What kube-scheduler reports of nodes that have too little of a resource by its own count.
+const SHORTAGE: &str = "Insufficient ";
+
 /// All gangs with pods that have not ended.
 #[derive(Debug, Default)]
 pub(super) struct Gangs {
@@ -271,6 +274,24 @@ impl State {
         }
     }
 
+    /// Records that a gang waits whose pods the extender never filters, because kube-scheduler counts too few GPUs on
+    /// every node. The next call of filter tries to place it all the same.
+    fn record_shortage(&mut self, key: &GangKey, now: Timestamp) {
+        let lacks = |uid: &PodUid| {
+            let report = self.member(uid).and_then(|pod| pod.unscheduled.as_ref());
+            report.is_some_and(|report| report.message.contains(SHORTAGE))
+        };
+        let Some(status) = self.gang_status(key) else { return };
+        let is_placed = self.ledger().has_reservation(&reservation_name(key)) || self.is_paused(key, now);
+        if is_placed || !status.is_complete() || !status.missing().iter().any(lacks) {
+            return;
+        }
+        if let Some(gang) = self.gangs.get_mut(key) {
+            gang.no_room_at.get_or_insert_default();
+            gang.waits_since.get_or_insert(now.steady);
+        }
+    }
+
     /// Records that the gang has its places.
     pub(crate) fn record_reserved(&mut self, key: &GangKey) {
         if let Some(gang) = self.gangs.get_mut(key) {
@@ -298,6 +319,7 @@ impl State {
         for key in overdue {
             self.forget_announced(&key, now);
             notices.extend(self.report_incomplete(&key, now));
+            self.record_shortage(&key, now);
         }
         self.update_node_reservations(now);
         self.update_hold_back(now);

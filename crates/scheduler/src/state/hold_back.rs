@@ -143,7 +143,8 @@ impl State {
     /// Returns whether a gang of lower priority holds back GPUs, or pods are evicted for one.
     #[must_use]
     pub fn yields_hold_back(&self, priority: i32) -> bool {
-        self.hold_back.as_ref().is_some_and(|held| held.priority < priority) || self.evicts_for_less_than(priority)
+        self.hold_back.as_ref().is_some_and(|held| held.priority < priority)
+            || self.evicts_for_less_than(priority)
     }
 
     /// Returns whether GPUs that are held back on a node are free for the gang: its own, and those of a gang of lower

@@ -55,7 +55,11 @@ impl State {
         };
         let planned = plan(scene, &demands(&classes), &status.topology)?;
         let victims = planned.units.iter().flat_map(|unit| evictable.units[*unit].pods.iter().cloned());
-        let victims = victims.collect();
+        let victims: Vec<PodUid> = victims.collect();
+        if victims.is_empty() && evictable.ending.is_empty() {
+            // The gang fits already, and the next call of filter places it.
+            return None;
+        }
         let nodes: Vec<_> = nodes.into_iter().map(|node| node.node).collect();
         let places = assign(&classes, &nodes, planned.placed, None);
         self.check_quota(key, &places).ok()?;
@@ -68,7 +72,8 @@ impl State {
         let mut found = Evictable::default();
         let mut gangs: BTreeMap<&GangKey, usize> = BTreeMap::new();
         let mut units: Vec<(i32, Vec<PodUid>)> = Vec::new();
-        let mut held: Vec<(&PodUid, &GpuPod)> = self.gpu_pods().filter(|(_, pod)| pod.node.is_some()).collect();
+        let mut held: Vec<(&PodUid, &GpuPod)> =
+            self.gpu_pods().filter(|(_, pod)| pod.node.is_some()).collect();
         held.sort_by_key(|(uid, _)| *uid);
         for (uid, pod) in held {
             if pod.is_ending {
@@ -79,7 +84,8 @@ impl State {
                 continue;
             }
             let gang = self.placed_gang_of(uid);
-            let level = gang.map_or_else(|| pod.priority(), |gang| self.priority_of_gang(gang).max(pod.priority()));
+            let level =
+                gang.map_or_else(|| pod.priority(), |gang| self.priority_of_gang(gang).max(pod.priority()));
             if level >= priority {
                 continue;
             }

@@ -362,7 +362,11 @@ impl State {
     }
 
     /// Groups the members that may be exchanged.
-    pub(super) fn classes<'s>(&'s self, missing: &[PodUid], restricted: Option<&PodUid>) -> Vec<MemberClass<'s>> {
+    pub(super) fn classes<'s>(
+        &'s self,
+        missing: &[PodUid],
+        restricted: Option<&PodUid>,
+    ) -> Vec<MemberClass<'s>> {
         let mut classes: Vec<MemberClass<'s>> = Vec::new();
         for uid in missing {
             let Some(spec) = self.member(uid) else { continue };
@@ -552,7 +556,8 @@ fn not_offered<'n>(key: &GangKey) -> MemberVerdict<'n> {
 
 /// Returns what each class asks for.
 pub(super) fn demands<'c>(classes: &'c [MemberClass<'_>]) -> Vec<GangClass<'c>> {
-    let demand = |class: &'c MemberClass<'_>| GangClass { count: class.members.len(), policy: &class.pod.policy };
+    let demand =
+        |class: &'c MemberClass<'_>| GangClass { count: class.members.len(), policy: &class.pod.policy };
     classes.iter().map(demand).collect()
 }
 

@@ -10,6 +10,7 @@ use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
+use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::gang::GangKey;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
@@ -22,6 +23,9 @@ use crate::state::{GpuPod, State, StateAccess};
 pub fn preempt(access: &impl StateAccess, args: &PreemptionArgs) -> PreemptionResult {
     let mut result = PreemptionResult::default();
     let Ok(pod) = access.with_state(|state| ParsedPod::of(state, &args.pod)) else { return result };
+    if access.with_state(|state| state.evicts_for_pod(&args.pod)) {
+        return result;
+    }
     let priority = args.pod.spec.priority.unwrap_or(0);
     for (node, proposed) in args.proposals() {
         let victims = access.with_state(|state| state.preempt_on(node, &pod, priority, proposed));
@@ -31,6 +35,12 @@ pub fn preempt(access: &impl StateAccess, args: &PreemptionArgs) -> PreemptionRe
 }
 
 impl State {
+    /// Returns whether evictions for this pod are planned for all pods of its gang together, so that kube-scheduler
+    /// must not evict for this one alone.
+    fn evicts_for_pod(&self, pod: &Pod) -> bool {
+        self.may_evict() && self.gang_of(&PodUid(pod.metadata.uid.clone())).is_some()
+    }
+
     fn preempt_on(
         &self,
         node: &str,

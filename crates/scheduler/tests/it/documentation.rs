@@ -27,6 +27,7 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);
     metrics.bound("bound");
+    metrics.evicted("accepted");
     metrics.claim_replaced(tessera_core::claim::Replacement::NoRoom);
     let made = self_signed("tessera", 1_800_000_000).unwrap();
     metrics.set_certificates("verbs", Tls::for_all(&made.certificate, &made.key).unwrap());

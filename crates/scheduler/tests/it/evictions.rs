@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{
-    EvictionReply, RoomPlan, SchedulerSettings, State, StateEvent, WatchEvent,
-};
+use tessera_scheduler::state::{EvictionReply, RoomPlan, SchedulerSettings, State, StateEvent, WatchEvent};
+use tessera_scheduler::verb::preempt::preempt;
+use tessera_wire::foreign::extender::PreemptionArgs;
 use tessera_wire::tessera::gang::GangKey;
 
 use crate::fixtures::*;
@@ -161,6 +161,36 @@ fn marked_pods_equal_priorities_and_budgets_are_respected() {
     assert_eq!(budget(2), Some(2));
 }
 
+/// kube-scheduler asks the extender about no node that is full by its own count.
+#[test]
+fn a_gang_that_filter_never_sees_gets_room_too() {
+    let mut state = evicting(&["a", "b"]);
+    let low = run_gang(&mut state, &gang("low", 1));
+    let high = gang("high", 10).map(|mut pod| {
+        pod["status"]["conditions"] = json!([{ "type": "PodScheduled", "status": "False",
+            "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu." }]);
+        pod
+    });
+    high.iter().for_each(|pod| set_pod(&mut state, pod));
+    assert_eq!(state.gang_without_room(at(0)), None);
+    state.expire_gangs(at(1));
+    let plan = planned(&state, 1).unwrap();
+    assert_eq!(plan.victims.len(), 2);
+    // kube-scheduler evicts no pods for one pod of the gang.
+    let args =
+        json!({ "Pod": high[0], "NodeNameToMetaVictims": { "a": { "Pods": [{ "UID": "uid-low-0" }] } } });
+    let args: PreemptionArgs = serde_json::from_value(args).unwrap();
+    assert!(preempt(&state, &args).node_name_to_meta_victims.is_empty());
+    state.adopt_evictions(plan, at(1));
+    low.iter().for_each(|pod| end(&mut state, pod));
+    for pod in &high {
+        let node = passed(&ask(&mut state, pod, &NODES, 2));
+        bind_member(&mut state, pod, &node[0], 2);
+    }
+    state.expire_gangs(at(3));
+    assert_eq!((state.update_evictions(at(3)), state.gang_without_room(at(3))), (None, None));
+}
+
 #[test]
 fn as_few_pods_as_possible_go_and_those_of_the_lowest_priority_first() {
     let mut state = evicting(&NODES);
@@ -205,7 +235,11 @@ fn refused_evictions_are_tried_again_until_the_deadline() {
     assert_eq!(state.next_eviction(at(6)), Some(first));
     assert_eq!(state.update_evictions(at(600)), None);
     let notice = state.update_evictions(at(601)).unwrap();
-    assert!(notice.message.contains("2 pods did not end in time: team/low-0, team/low-1"), "{}", notice.message);
+    assert!(
+        notice.message.contains("2 pods did not end in time: team/low-0, team/low-1"),
+        "{}",
+        notice.message
+    );
     assert_eq!((state.next_eviction(at(601)), state.ledger().reservations().count()), (None, 0));
     assert_eq!(state.gang_without_room(at(602)), None, "the others have their turn");
     assert!(state.gang_without_room(at(1202)).is_some());

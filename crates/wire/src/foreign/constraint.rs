@@ -9,7 +9,9 @@ use tessera_core::constraint::{NodeConstraints, NodeExpression, NodeOperator, No
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
-use crate::foreign::objects::{Amount, Amounts, Condition, Node, PodConditions, PodSpec, Resources, null_as_default};
+use crate::foreign::objects::{
+    Amount, Amounts, Condition, Node, PodConditions, PodSpec, Resources, null_as_default,
+};
 use crate::foreign::quantity::Quantity;
 
 /// Type of the condition by which a scheduler reports on a pod.
