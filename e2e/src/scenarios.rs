@@ -189,7 +189,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "evictions",
-        "a gang of high priority displaces a lower one as a whole, within budgets, and only with --evict and its right",
+        "a gang displaces one of lower priority as a whole, a borrower gives back, within budgets and only with --evict",
         Enclosed(scheduler::evictions),
         Always
     ),

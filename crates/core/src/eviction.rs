@@ -4,7 +4,7 @@
 //! the lowest levels first; the caller states what a level is, such as a priority. Of the pods that
 //! remain to choose from it spares as many as possible, those of the highest level first. The pods
 //! of a gang are one unit, which is evicted as a whole on all nodes or spared. Disruption budgets
-//! are never exceeded. Nothing is carried out here, and the ledger is not changed.
+//! are never exceeded, and no namespace falls below its guarantee. Nothing is carried out here, and the ledger is not changed.
 
 mod search;
 
@@ -15,6 +15,7 @@ use crate::defragment::HeldPod;
 use crate::disruption::DisruptionBudget;
 use crate::gang::{GangClass, GangNode, GangPlan, TopologyWish};
 use crate::grant::PodGrant;
+use crate::quota::{GpuAmount, GuaranteedUse};
 use crate::units::PodUid;
 
 /// Pods that are evicted together: one pod, or all pods of a gang on all nodes.
@@ -24,6 +25,8 @@ pub struct EvictionUnit {
     pub pods: Vec<PodUid>,
     /// Units of lower levels are evicted first.
     pub level: i64,
+    /// What the namespace of the pods uses less afterwards.
+    pub released: GpuAmount,
 }
 
 /// A node as evictions can change it.
@@ -46,6 +49,8 @@ pub struct EvictionScene<'a> {
     pub pods: &'a BTreeMap<PodUid, HeldPod>,
     /// All disruption budgets.
     pub budgets: &'a [DisruptionBudget],
+    /// The namespaces that must not fall below their guarantees.
+    pub guarantees: &'a BTreeMap<String, GuaranteedUse>,
 }
 
 /// The evictions that make room, and the places of the waiting pods after them.
@@ -71,6 +76,7 @@ pub struct EvictionPlan {
 /// # use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 /// # use tessera_core::node::{Node, NodeState};
 /// # use tessera_core::placement::Policy;
+/// # use tessera_core::quota::GpuAmount;
 /// # use tessera_core::request::{ContainerRole, PodRequest, Request};
 /// # use tessera_core::topology::Topology;
 /// # use tessera_core::units::{GpuIndex, MiB, MilliCpu, PodUid};
@@ -104,7 +110,7 @@ pub struct EvictionPlan {
 /// // Each of three nodes has one GPU, which a pod holds. A gang of two pods waits.
 /// let pods: BTreeMap<PodUid, HeldPod> = grants.iter().map(|held| (held.pod.clone(), pod(&held.pod))).collect();
 /// let units: Vec<EvictionUnit> = (grants.iter().zip([0, 1, 2]))
-///     .map(|(held, level)| EvictionUnit { pods: vec![held.pod.clone()], level })
+///     .map(|(held, level)| EvictionUnit { pods: vec![held.pod.clone()], level, released: GpuAmount::default() })
 ///     .collect();
 /// let nodes: Vec<EvictionNode<'_>> = (states.iter().zip(&grants).enumerate())
 ///     .map(|(unit, (state, held))| {
@@ -113,7 +119,8 @@ pub struct EvictionPlan {
 ///         EvictionNode { node, held: vec![(unit, held)] }
 ///     })
 ///     .collect();
-/// let scene = EvictionScene { nodes: &nodes, units: &units, pods: &pods, budgets: &[] };
+/// let guarantees = BTreeMap::new();
+/// let scene = EvictionScene { nodes: &nodes, units: &units, pods: &pods, budgets: &[], guarantees: &guarantees };
 /// let gang = [GangClass { count: 2, policy: &Policy::Simple }];
 /// let planned = plan(scene, &gang, &TopologyWish::Any).unwrap();
 /// assert_eq!(planned.units, [0, 1], "the pod of the highest level is spared");

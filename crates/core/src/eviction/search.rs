@@ -13,6 +13,7 @@ use crate::disruption::allow;
 use crate::gang::capacity::capacity;
 use crate::gang::{GangClass, GangNode, GangPlan, TopologyWish, plan};
 use crate::node::NodeState;
+use crate::quota::GpuAmount;
 
 /// Upper bound for the nodes that are summed up or planned with. Each costs some microseconds, and a search on 5,000
 /// nodes takes about ten times their number.
@@ -184,8 +185,27 @@ impl<'a> Search<'a> {
         Some(EvictionPlan { units: gone.into_iter().collect(), placed })
     }
 
-    /// Returns whether the budgets allow these evictions together.
+    /// Returns whether the budgets and the guarantees allow these evictions together.
     fn is_allowed(&self, gone: &Gone) -> bool {
+        self.keeps_guarantees(gone) && self.keeps_budgets(gone)
+    }
+
+    fn keeps_guarantees(&self, gone: &Gone) -> bool {
+        let mut lost: BTreeMap<&str, GpuAmount> = BTreeMap::new();
+        for unit in gone.iter().map(|unit| &self.scene.units[*unit]) {
+            let namespace =
+                unit.pods.first().and_then(|pod| self.scene.pods.get(pod)).map(|pod| &pod.namespace);
+            if let Some(namespace) = namespace {
+                let sum = lost.entry(namespace).or_default();
+                *sum = sum.plus(unit.released);
+            }
+        }
+        lost.into_iter().all(|(namespace, lost)| {
+            self.scene.guarantees.get(namespace).is_none_or(|guaranteed| guaranteed.may_lose(lost))
+        })
+    }
+
+    fn keeps_budgets(&self, gone: &Gone) -> bool {
         let pods = gone.iter().flat_map(|unit| &self.scene.units[*unit].pods);
         let pods = pods.filter_map(|pod| self.scene.pods.get(pod));
         allow(self.scene.budgets, pods.map(HeldPod::evicted))

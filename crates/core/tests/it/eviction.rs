@@ -15,6 +15,7 @@ use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, place};
+use tessera_core::quota::GpuAmount;
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
@@ -102,7 +103,7 @@ fn world(nodes: u8, specs: &[Spec], priority: i32) -> World {
     let mut units: Vec<EvictionUnit> = gangs
         .into_values()
         .filter(|(_, highest)| *highest < priority)
-        .map(|(pods, highest)| EvictionUnit { pods, level: highest.into() })
+        .map(|(pods, highest)| EvictionUnit { pods, level: highest.into(), released: GpuAmount::default() })
         .collect();
     units.sort_by_key(|unit| unit.level);
     let gone: BTreeSet<&PodUid> = units.iter().flat_map(|unit| &unit.pods).collect();
@@ -150,7 +151,14 @@ impl World {
         budgets: &[DisruptionBudget],
     ) -> Option<EvictionPlan> {
         let nodes = self.nodes(&self.bases, request);
-        let scene = EvictionScene { nodes: &nodes, units: &self.units, pods: &self.pods, budgets };
+        let guarantees = BTreeMap::new();
+        let scene = EvictionScene {
+            nodes: &nodes,
+            units: &self.units,
+            pods: &self.pods,
+            budgets,
+            guarantees: &guarantees,
+        };
         plan(scene, &[GangClass { count, policy: &Policy::Binpack }], wish)
     }
 

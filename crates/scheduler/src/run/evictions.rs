@@ -1,5 +1,4 @@
-//! Carries out evictions while this replica leads: makes a plan for a gang that waits, and evicts one pod after the
-//! other.
+//! Carries out evictions while this replica leads: makes a plan for pods that wait, and evicts one pod after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ const EVICTION_TIMEOUT: Duration = Duration::from_secs(3);
 /// Evictions of one round. A round ends early enough to notice that a gang has found room.
 const MAX_EVICTIONS: usize = 50;
 
-/// Makes room for gangs that wait until the task is aborted.
+/// Makes room for waiting pods until the task is aborted.
 pub(super) async fn evict(app: Arc<App>) {
     let mut trouble = FailureLog::default();
     loop {
@@ -42,21 +41,21 @@ async fn plan(app: &Arc<App>) {
         let ended = app.write().update_evictions(app.now());
         notify(app, ended);
     }
-    let Some(gang) = app.read().gang_without_room(app.now()) else { return };
-    let (worker, of) = (Arc::clone(app), gang.clone());
-    let planned = tokio::task::spawn_blocking(move || worker.read().plan_evictions(&of)).await;
+    let Some(claimant) = app.read().next_claimant(app.now()) else { return };
+    let (worker, of, now) = (Arc::clone(app), claimant.clone(), app.now());
+    let planned = tokio::task::spawn_blocking(move || worker.read().plan_evictions(&of, now)).await;
     let Ok(Some(plan)) = planned else {
-        app.write().defer_evictions(gang, app.now());
+        app.write().defer_evictions(claimant, app.now());
         return;
     };
-    tracing::info!(gang = %gang, victims = plan.victims.len(), "making room for a gang");
+    tracing::info!(%claimant, victims = plan.victims.len(), "making room for waiting pods");
     let begun = app.write().adopt_evictions(plan, app.now());
     notify(app, begun);
 }
 
 fn notify(app: &App, notice: Option<GangNotice>) {
     let Some(GangNotice { pods, message }) = notice else { return };
-    tracing::info!(message, "evictions for a gang");
+    tracing::info!(message, "evictions for waiting pods");
     for (namespace, name, uid) in &pods {
         app.notify((namespace, name, uid), NoticeReason::MakingRoom, message.clone());
     }

@@ -9,6 +9,7 @@ use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::constraint::Affinity;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::objects::{Condition, Metadata, Node, Pod, PodConditions, PodSpec, PodStatus};
+use tessera_wire::foreign::time;
 use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::gang::{self, Membership};
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
@@ -53,6 +54,8 @@ pub(crate) struct GpuPod {
     pub(crate) gang: Option<Membership>,
     /// Last report of a scheduler that could not place the pod. Kept while the pod waits.
     pub(crate) unscheduled: Option<Box<Condition>>,
+    /// Time when the kubelet accepted the pod, or else when the pod was created, in seconds since 1970.
+    pub(crate) started: Option<i64>,
     /// True if the deletion of the pod has begun.
     pub(crate) is_ending: bool,
     /// True if kube-scheduler preempts the pod.
@@ -120,6 +123,8 @@ impl GpuPod {
         let PodConditions { unscheduled, is_preempted } = status.conditions;
         let unscheduled = unscheduled.filter(|_| node.is_none());
         let is_ending = deletion_timestamp.is_some();
+        let started = status.start_time.as_ref().or(created.as_ref());
+        let started = started.and_then(|text| time::unix_seconds(text));
         if node.is_some() {
             // Constraints only explain why a pod waits.
             spec.node_selector = BTreeMap::new();
@@ -136,6 +141,7 @@ impl GpuPod {
             created,
             gang,
             unscheduled,
+            started,
             is_ending,
             is_preempted,
         }
@@ -163,6 +169,21 @@ impl GpuPod {
         let Self { namespace, spec, annotations, .. } = self;
         let unit = parsed.map_or_else(MemoryUnit::default, |parsed| parsed.unit);
         PodParts { uid, namespace, node, spec, annotations }.placed(parsed.map(|parsed| &*parsed.node), unit)
+    }
+
+    /// Returns whether kube-scheduler reports that nodes have too little of a resource by its own count.
+    pub(crate) fn lacks_resources(&self) -> bool {
+        self.is_refused_for("Insufficient ")
+    }
+
+    /// Returns whether the report on a waiting pod contains this text.
+    pub(crate) fn is_refused_for(&self, text: &str) -> bool {
+        self.unscheduled.as_ref().is_some_and(|report| report.message.contains(text))
+    }
+
+    /// Returns whether the report on a waiting pod names a shortage that evictions could end.
+    pub(crate) fn lacks_gpus(&self) -> bool {
+        self.lacks_resources() || self.is_refused_for("GPU")
     }
 
     pub(crate) fn priority(&self) -> i32 {

@@ -1,33 +1,36 @@
-//! Evictions that make room for a waiting gang, and of gangs that kube-scheduler preempts in part.
+//! Evictions that make room for waiting pods, and of gangs that kube-scheduler preempts in part.
 //!
-//! One plan at a time is under way. The GPUs that it frees are kept for its gang in the same step in which they become
-//! free. Plans are made in `verb::evictions` and carried out by `run::evictions`, one pod after the other. Nothing of
-//! this is stored: a new leader makes a new plan, in which pods that end already count as gone.
+//! One plan at a time is under way. The GPUs that it frees are kept in the same step in which they become free. Plans are
+//! made in `verb::evictions` and carried out by `run::evictions`, one pod after the other. Nothing of this is stored: a
+//! new leader makes a new plan, in which pods that end already count as gone.
 
+mod kept;
+
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
-use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
-use tessera_core::ledger::{Reservation, ReservationName};
-use tessera_core::units::{Count, NodeName, PodUid};
+use tessera_core::quota::GpuAmount;
+use tessera_core::units::{Count, MiB, PodUid};
 use tessera_wire::tessera::eviction;
 use tessera_wire::tessera::gang::GangKey;
 
-use super::hold_back::free_parts;
-use super::{GangNotice, State, Timestamp};
+use self::kept::name;
+use super::{GangNotice, GpuPod, State, Timestamp};
 
 /// Time for which a plan is carried out. Pods may write checkpoints before they end, and budgets may refuse evictions
 /// until replacements run.
-pub(crate) const EVICTION_PERIOD: Duration = Duration::from_secs(600);
+const EVICTION_PERIOD: Duration = Duration::from_secs(600);
 
-/// Interval between two plans for a gang if no evictions make room.
+/// Interval between two plans for the same pods if no evictions make room.
 const PLAN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time after which an eviction that was refused or not answered is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pods that the events about a gang name.
+/// Pods that the events name.
 const MAX_NAMED_PODS: usize = 5;
 
 /// The evictions under way.
@@ -36,8 +39,26 @@ pub(super) struct Evictions {
     room: Option<Room>,
     /// Gangs of which kube-scheduler preempts some pods.
     broken: BTreeMap<GangKey, Victims>,
-    /// Times before which no plan is made for these gangs.
-    paused_until: BTreeMap<GangKey, Duration>,
+    /// Times before which no plan is made for these pods.
+    paused_until: BTreeMap<Claimant, Duration>,
+}
+
+/// The pods that evictions make room for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Claimant {
+    /// All pods of a gang that have no node.
+    Gang(GangKey),
+    /// A pod without a gang.
+    Pod(PodUid),
+}
+
+/// The reason why other pods have to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Their priority is lower than this one.
+    Priority(i32),
+    /// Their namespaces use more than their guarantees, and that of the claimant uses less.
+    Guarantee,
 }
 
 /// The plan under way.
@@ -45,6 +66,8 @@ pub(super) struct Evictions {
 struct Room {
     plan: RoomPlan,
     victims: Victims,
+    /// The claimant as users know it.
+    owner: String,
     /// True if all pods of the plan are gone.
     is_free: bool,
 }
@@ -63,14 +86,14 @@ struct Victim {
     retry_at: Duration,
 }
 
-/// Evictions after which a gang has its places.
+/// Evictions after which the claimant has its places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomPlan {
-    /// The gang that waits.
-    pub gang: GangKey,
-    /// The priority of its pods. Only pods of lower priority are evicted.
-    pub priority: i32,
-    /// The places of its pods.
+    /// The pods that wait.
+    pub claimant: Claimant,
+    /// The reason for the evictions.
+    pub claim: Claim,
+    /// The places of the waiting pods.
     pub places: Vec<PodGrant>,
     /// The pods to evict, in this order.
     pub victims: Vec<PodUid>,
@@ -100,9 +123,25 @@ pub enum EvictionReply {
     TryAgain,
 }
 
+impl fmt::Display for Claimant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gang(gang) => write!(f, "gang {gang}"),
+            Self::Pod(uid) => write!(f, "pod {uid}"),
+        }
+    }
+}
+
 impl Victims {
     fn new(pods: impl IntoIterator<Item = PodUid>, until: Duration, why: String) -> Self {
         Self { pods: pods.into_iter().map(|pod| (pod, Victim::default())).collect(), until, why }
+    }
+}
+
+impl RoomPlan {
+    /// Returns whether a waiting pod of this priority comes before the claimant.
+    fn yields_to(&self, priority: i32) -> bool {
+        matches!(self.claim, Claim::Priority(own) if own < priority)
     }
 }
 
@@ -119,63 +158,102 @@ impl State {
         self.evictions.room.is_some() || !self.evictions.broken.is_empty()
     }
 
-    /// Returns the gang for which the next plan is made: complete, without room, and of the highest priority. While a
-    /// plan is under way, no other one is made.
+    /// Returns the pods for which the next plan is made: a complete gang that does not fit, or a pod of a namespace that
+    /// uses less than its guarantee, the highest priority first. While a plan is under way, no other one is made.
     #[must_use]
-    pub fn gang_without_room(&self, now: Timestamp) -> Option<GangKey> {
+    pub fn next_claimant(&self, now: Timestamp) -> Option<Claimant> {
         if !self.may_evict() || self.evictions.room.is_some() {
             return None;
         }
-        let waits = |key: &GangKey| {
-            let paused = self.evictions.paused_until.get(key).copied().unwrap_or_default();
-            paused <= now.steady && !self.is_paused(key, now)
+        let is_paused = |claimant: &Claimant| {
+            self.evictions.paused_until.get(claimant).is_some_and(|until| now.steady < *until)
         };
-        self.waiting_gangs().filter(|(_, key)| waits(key)).min().map(|(_, key)| key)
+        let gangs = self.waiting_gangs().filter(|(_, key)| !self.is_paused(key, now));
+        let gangs = gangs.map(|(turn, key)| (turn, Claimant::Gang(key)));
+        let gang = gangs.filter(|(_, claimant)| !is_paused(claimant)).min();
+        let pods = self.pods_below_guarantee().map(|(uid, pod)| {
+            let turn = (Reverse(pod.priority()), &pod.created);
+            (turn, Claimant::Pod(uid.clone()))
+        });
+        let pod = pods.filter(|(_, claimant)| !is_paused(claimant)).min();
+        match (gang, pod) {
+            (Some((turn, gang)), Some(((Reverse(priority), _), pod))) => {
+                Some(if priority > turn.priority() { pod } else { gang })
+            }
+            (gang, pod) => gang.map(|(_, gang)| gang).or_else(|| pod.map(|(_, pod)| pod)),
+        }
     }
 
-    /// Records that no evictions make room for a gang at present.
-    pub fn defer_evictions(&mut self, gang: GangKey, now: Timestamp) {
+    /// Returns the waiting pods without a gang whose namespaces use less than their guarantees.
+    fn pods_below_guarantee(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
+        let (quota, usage) = self.quota();
+        let least = GpuAmount { compute_percent: 1, memory: MiB(1) };
+        let below = quota
+            .guarantees()
+            .filter(move |(namespace, guarantee)| guarantee.covers(usage.of(namespace).plus(least)));
+        let below: BTreeSet<&str> = below.map(|(namespace, _)| namespace).collect();
+        let pods = (!below.is_empty()).then(|| self.gpu_pods()).into_iter().flatten();
+        pods.filter(move |(uid, pod)| {
+            pod.node.is_none()
+                && below.contains(pod.namespace.as_str())
+                && pod.lacks_gpus()
+                && !pod.is_ending
+                && self.gang_key_of(uid).is_none()
+                && self.ledger().grant(uid).is_none()
+                && self.ledger().place(uid).is_none()
+                && pod.spec.unchecked_constraints().is_empty()
+        })
+    }
+
+    /// Records that no evictions make room for these pods at present.
+    pub fn defer_evictions(&mut self, claimant: Claimant, now: Timestamp) {
         self.evictions.paused_until.retain(|_, until| *until > now.steady);
-        self.evictions.paused_until.insert(gang, now.steady.saturating_add(PLAN_INTERVAL));
+        self.evictions.paused_until.insert(claimant, now.steady.saturating_add(PLAN_INTERVAL));
     }
 
-    /// Starts to carry out a plan, and keeps what is free of its places. Returns what the pods of the gang should be
-    /// told. A plan whose gang has found room since is dropped.
+    /// Starts to carry out a plan, and keeps what is free of its places. Returns what the waiting pods should be told.
+    /// A plan whose pods have found room since is dropped.
     pub fn adopt_evictions(&mut self, plan: RoomPlan, now: Timestamp) -> Option<GangNotice> {
-        let RoomPlan { gang, priority, victims, .. } = &plan;
-        if self.evictions.room.is_some() || !self.waits_for_room(gang) {
+        let RoomPlan { claimant, claim, victims, .. } = &plan;
+        if self.evictions.room.is_some() || !self.is_claimant_waiting(claimant) {
             return None;
         }
-        self.end_hold_back_for(gang, *priority);
+        let owner = self.describe_claimant(claimant);
+        let (why, of) = match claim {
+            Claim::Priority(priority) => {
+                (format!("{owner} of priority {priority} needs its GPUs"), "of lower priority")
+            }
+            Claim::Guarantee => (
+                format!(
+                    "{owner} gets GPUs that its namespace is guaranteed; this namespace uses more than its guarantee"
+                ),
+                "of namespaces that use more than their guarantees",
+            ),
+        };
+        if let Claimant::Gang(gang) = claimant {
+            let priority = if let Claim::Priority(priority) = claim { *priority } else { i32::MIN };
+            self.end_hold_back_for(gang, priority);
+        }
         let names = self.names_of(victims);
-        let why = format!("gang {gang} of priority {priority} needs its GPUs");
-        let message = format!(
-            "evicting {} of lower priority, so that all pods of gang {gang} get GPUs: {names}",
-            Count(victims.len(), "pod")
-        );
-        let notice = GangNotice { pods: self.pods_of_gang(gang), message };
+        let message = format!("evicting {} {of} for {owner}: {names}", Count(victims.len(), "pod"));
+        let notice = GangNotice { pods: self.pods_of_claimant(claimant), message };
         let until = now.steady.saturating_add(EVICTION_PERIOD);
         let victims = Victims::new(victims.iter().cloned(), until, why);
         let is_needed = !victims.pods.is_empty();
-        self.evictions.room = Some(Room { plan, victims, is_free: false });
+        self.evictions.room = Some(Room { plan, victims, owner, is_free: false });
         self.refresh_evictions();
         is_needed.then_some(notice)
     }
 
-    /// Ends plans that are over. Returns what the pods of gangs that got no room in time should be told.
+    /// Ends plans that are over. Returns what waiting pods that got no room in time should be told.
     pub fn update_evictions(&mut self, now: Timestamp) -> Option<GangNotice> {
-        let left: Vec<(GangKey, bool)> = self
-            .evictions
-            .broken
-            .iter()
-            .map(|(gang, victims)| (gang.clone(), victims.until > now.steady && self.has_left(victims)))
-            .collect();
-        left.iter().filter(|(_, has_left)| !has_left).for_each(|(gang, _)| {
-            self.evictions.broken.remove(gang);
-        });
+        let broken = self.evictions.broken.iter();
+        let over = broken.filter(|(_, victims)| victims.until <= now.steady || !self.has_left(victims));
+        let over: Vec<GangKey> = over.map(|(gang, _)| gang.clone()).collect();
+        over.iter().for_each(|gang| drop(self.evictions.broken.remove(gang)));
         let room = self.evictions.room.as_ref()?;
-        let gang = room.plan.gang.clone();
-        if !self.waits_for_room(&gang) {
+        let claimant = room.plan.claimant.clone();
+        if !self.is_claimant_waiting(&claimant) {
             self.end_evictions();
             return None;
         }
@@ -183,7 +261,7 @@ impl State {
         let timeout = self.settings.gang_timeout;
         let room = self.evictions.room.as_mut()?;
         if is_free && !room.is_free {
-            // kube-scheduler may have a reason of its own to keep the gang from its places.
+            // kube-scheduler may have a reason of its own to keep the pods from their places.
             room.is_free = true;
             room.victims.until = room.victims.until.min(now.steady.saturating_add(timeout));
         }
@@ -191,16 +269,17 @@ impl State {
             self.refresh_evictions();
             return None;
         }
+        let owner = room.owner.clone();
         let left: Vec<PodUid> = room.victims.pods.keys().cloned().collect();
         let left: Vec<PodUid> = left.into_iter().filter(|pod| self.pod(pod).is_some()).collect();
         let reason = match left.is_empty() {
-            true => "its pods were not bound to the GPUs that became free".to_owned(),
+            true => "the GPUs that became free were not used".to_owned(),
             false => format!("{} did not end in time: {}", Count(left.len(), "pod"), self.names_of(&left)),
         };
-        let message = format!("evictions made no room for gang {gang}, which tries again later: {reason}");
-        self.evictions.paused_until.insert(gang.clone(), now.steady.saturating_add(EVICTION_PERIOD));
+        let message = format!("evictions made no room for {owner}, which tries again later: {reason}");
+        self.evictions.paused_until.insert(claimant.clone(), now.steady.saturating_add(EVICTION_PERIOD));
         self.end_evictions();
-        Some(GangNotice { pods: self.pods_of_gang(&gang), message })
+        Some(GangNotice { pods: self.pods_of_claimant(&claimant), message })
     }
 
     /// Returns the pod to evict now. The caller sends the eviction and calls [`State::record_eviction`].
@@ -209,10 +288,8 @@ impl State {
         let room = self.evictions.room.as_ref();
         // The order of the plan counts.
         let planned = room.into_iter().flat_map(|room| {
-            room.plan
-                .victims
-                .iter()
-                .filter_map(|uid| Some((uid, room.victims.pods.get(uid)?, &room.victims.why)))
+            let victims = room.plan.victims.iter();
+            victims.filter_map(|uid| Some((uid, room.victims.pods.get(uid)?, &room.victims.why)))
         });
         let broken = self.evictions.broken.values();
         let broken = broken.flat_map(|all| all.pods.iter().map(|(uid, victim)| (uid, victim, &all.why)));
@@ -245,11 +322,11 @@ impl State {
         if self.evictions.broken.contains_key(&gang) {
             return;
         }
-        let others: Vec<PodUid> = self.gang_on_nodes(&gang).filter(|other| *other != uid).cloned().collect();
-        let may_go = |uid: &PodUid| {
+        let may_go = |uid: &&PodUid| {
             self.pod(uid).is_some_and(|pod| eviction::fixed_for_others(&pod.annotations).is_none())
         };
-        let others: BTreeSet<PodUid> = others.into_iter().filter(may_go).collect();
+        let others = self.gang_on_nodes(&gang).filter(|other| *other != uid);
+        let others: BTreeSet<PodUid> = others.filter(may_go).cloned().collect();
         let why = format!("kube-scheduler preempts another pod of gang {gang}");
         let until = self.event_time.saturating_add(EVICTION_PERIOD);
         if !others.is_empty() {
@@ -257,66 +334,26 @@ impl State {
         }
     }
 
-    /// Keeps what is free of the places of the plan. Called whenever a pod ends.
-    pub(super) fn refresh_evictions(&mut self) {
-        let Some(Room { plan, victims, .. }) = &self.evictions.room else { return };
-        let RoomPlan { gang, places, .. } = plan;
-        let (name, until) = (name(gang), victims.until);
-        let mut gpus: BTreeMap<&NodeName, GpuSet> = BTreeMap::new();
-        for place in places {
-            let all = gpus.entry(&place.node).or_default();
-            *all = all.union(place.gpus());
-        }
-        let known = self.view.ledger().reservation(&name).map(|known| known.places).unwrap_or_default();
-        let free = gpus.into_iter().filter_map(|(node, gpus)| {
-            // No pod has such a UID, because UIDs have no spaces.
-            let holder = PodUid(format!("room {gang} {node}"));
-            let without = self.view.state_without(node, &holder);
-            free_parts(without.as_ref().or(self.view.ledger().node(node))?, gpus, holder)
-        });
-        let free: Vec<PodGrant> = free.collect();
-        if free == known {
-            return;
-        }
-        let owner = format!("gang {gang}, for which pods are evicted");
-        self.view.cancel_reservation(&name);
-        // The parts are free, so a conflict is impossible.
-        let _reserved = self.view.reserve(Reservation { name, owner, until, places: free }, None);
-    }
-
-    /// Frees the GPUs that are kept for a gang while it is placed. Returns whether any are kept.
-    pub(crate) fn lift_evictions(&mut self, gang: &GangKey) -> bool {
-        let is_own = self.evictions.room.as_ref().is_some_and(|room| room.plan.gang == *gang);
-        if is_own {
-            self.view.cancel_reservation(&name(gang));
-        }
-        is_own
-    }
-
-    /// Keeps GPUs again for a gang that was not placed, or ends the evictions for one that was.
-    pub(crate) fn restore_evictions(&mut self, gang: &GangKey) {
-        if self.waits_for_room(gang) { self.refresh_evictions() } else { self.end_evictions() }
-    }
-
-    /// Returns whether pods are evicted for a gang of lower priority.
+    /// Returns whether pods are evicted for others of lower priority.
     pub(super) fn evicts_for_less_than(&self, priority: i32) -> bool {
-        self.evictions.room.as_ref().is_some_and(|room| room.plan.priority < priority)
+        self.evictions.room.as_ref().is_some_and(|room| room.plan.yields_to(priority))
     }
 
     pub(super) fn end_evictions(&mut self) {
         if let Some(room) = self.evictions.room.take() {
-            self.view.cancel_reservation(&name(&room.plan.gang));
+            self.view.cancel_reservation(&name(&room.plan.claimant));
         }
     }
 
     /// Returns whether a plan for this gang is under way.
     pub(super) fn evicts_for(&self, gang: &GangKey) -> bool {
-        self.evictions.room.as_ref().is_some_and(|room| room.plan.gang == *gang)
+        let claimant = self.evictions.room.as_ref().map(|room| &room.plan.claimant);
+        matches!(claimant, Some(Claimant::Gang(own)) if own == gang)
     }
 
-    /// Returns the number of pods that have still to end for a gang, or `None` without a plan for it.
-    pub(crate) fn evictions_left(&self, gang: &GangKey) -> Option<usize> {
-        let room = self.evictions.room.as_ref().filter(|room| room.plan.gang == *gang)?;
+    /// Returns the number of pods that have still to end for these ones, or `None` without a plan for them.
+    pub(crate) fn evictions_left(&self, claimant: &Claimant) -> Option<usize> {
+        let room = self.evictions.room.as_ref().filter(|room| room.plan.claimant == *claimant)?;
         Some(room.victims.pods.keys().filter(|uid| self.pod(uid).is_some()).count())
     }
 
@@ -326,6 +363,37 @@ impl State {
         let all = room.iter().map(|room| &room.victims).chain(broken.values());
         let pods: BTreeSet<&PodUid> = all.flat_map(|victims| victims.pods.keys()).collect();
         pods.into_iter().filter(|uid| self.pod(uid).is_some()).count()
+    }
+
+    fn is_claimant_waiting(&self, claimant: &Claimant) -> bool {
+        match claimant {
+            Claimant::Gang(gang) => self.waits_for_room(gang),
+            Claimant::Pod(uid) => {
+                let waits = |pod: &GpuPod| pod.node.is_none() && !pod.is_ending;
+                self.pod(uid).is_some_and(waits) && self.ledger().grant(uid).is_none()
+            }
+        }
+    }
+
+    fn describe_claimant(&self, claimant: &Claimant) -> String {
+        let pod = match claimant {
+            Claimant::Gang(_) => None,
+            Claimant::Pod(uid) => self.pod(uid),
+        };
+        pod.map_or_else(|| claimant.to_string(), |pod| format!("pod {}/{}", pod.namespace, pod.name))
+    }
+
+    /// Returns namespace, name and UID of the waiting pods.
+    fn pods_of_claimant(&self, claimant: &Claimant) -> Vec<(String, String, String)> {
+        match claimant {
+            Claimant::Gang(gang) => self.pods_of_gang(gang),
+            Claimant::Pod(uid) => {
+                let pod = self.pod(uid);
+                pod.map(|pod| (pod.namespace.clone(), pod.name.clone(), uid.to_string()))
+                    .into_iter()
+                    .collect()
+            }
+        }
     }
 
     fn has_left(&self, victims: &Victims) -> bool {
@@ -342,9 +410,4 @@ impl State {
         }
         names.join(", ")
     }
-}
-
-/// Returns the name of the reservation that keeps the freed GPUs.
-fn name(gang: &GangKey) -> ReservationName {
-    ReservationName(format!("evictions/{}", super::reservation_name(gang)))
 }

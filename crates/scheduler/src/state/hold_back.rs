@@ -1,8 +1,9 @@
 //! The hold-back: GPUs that become free go to the first waiting gang for a while, not to a stream of small pods.
 //!
 //! Only one gang holds GPUs back at a time: of the gangs whose pods all exist, one with pods on nodes, then the one with
-//! the highest priority, then the one that waits longest. It chooses the nodes that can take it once they are empty and that lack the fewest
-//! GPUs, and reserves whatever becomes free there. Each gang does so once, for a limited time.
+//! the highest priority, then the one that waits longest. It chooses the nodes that can take it once they are empty and
+//! that lack the fewest GPUs, and reserves whatever becomes free there for a limited time. Then the other waiting gangs
+//! have their turns, and small pods as much time, before the gang holds back GPUs again.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -37,6 +38,13 @@ pub(super) struct Turn {
     since: Duration,
 }
 
+impl Turn {
+    /// Returns the highest priority in the gang.
+    pub(super) fn priority(self) -> i32 {
+        self.priority.0
+    }
+}
+
 impl State {
     /// Ends a hold-back that is over and starts that of the first waiting gang.
     pub(super) fn update_hold_back(&mut self, now: Timestamp) {
@@ -48,16 +56,20 @@ impl State {
         if self.hold_back.is_some() {
             return self.refresh_hold_back();
         }
-        let may_hold_back = |key: &GangKey| {
-            !self.evicts_for(key) && self.gangs.get(key).is_some_and(|gang| !gang.has_held_back)
+        let in_round = |(turn, key): (Turn, GangKey)| {
+            let gang = self.gangs.get(&key).filter(|gang| gang.holds_back_after <= now.steady)?;
+            (!self.evicts_for(&key)).then_some((gang.round, turn, key))
         };
-        let waiting = self.waiting_gangs().filter(|(_, key)| may_hold_back(key)).min();
-        let Some((Turn { priority: Reverse(priority), .. }, gang)) = waiting else { return };
+        let Some((round, turn, gang)) = self.waiting_gangs().filter_map(in_round).min() else { return };
+        let priority = turn.priority();
         let nodes = self.nodes_to_empty(&gang);
+        let period = self.settings.gang_hold_back;
+        let until = now.steady.saturating_add(period);
+        self.hold_back_round = self.hold_back_round.max(round);
         if let Some(known) = self.gangs.get_mut(&gang) {
-            known.has_held_back = true;
+            known.round = self.hold_back_round + 1;
+            known.holds_back_after = until.saturating_add(period);
         }
-        let until = now.steady.saturating_add(self.settings.gang_hold_back);
         if !nodes.is_empty() && until > now.steady {
             self.hold_back = Some(HoldBack { gang, priority, until, nodes });
             self.refresh_hold_back();

@@ -154,6 +154,7 @@ impl State {
         self.confirm(uid);
         self.record_release(uid);
         self.follow_preemption(uid);
+        self.record_use(uid);
         self.gpu_pods.remove(uid);
         self.view.remove_pod(uid);
         self.leave_gang(uid);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tessera_core::admission::{Admission, NodeOffer, PodQuery, RejectReason, Service};
+use tessera_core::admission::{Admission, NodeOffer, PodQuery, QuotaState, RejectReason, Service};
 use tessera_core::gang::{GangClass, GangNode, GangPlan, GangWait, TopologyWish, nodes_to_empty, plan};
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::{NodeGrant, Reservation};
@@ -19,7 +19,7 @@ use tessera_wire::tessera::preferences::BadPreference;
 
 use super::filter::FilterVerdicts;
 use super::sample::MIN_SAMPLE;
-use crate::state::{GangStatus, GpuPod, ReadableNode, State, Timestamp, reservation_name};
+use crate::state::{Claimant, GangStatus, GpuPod, ReadableNode, State, Timestamp, reservation_name};
 
 /// Labels of nodes by which gangs are kept together, the narrowest level first: NVLink domains, racks, blocks, zones.
 pub const TOPOLOGY_KEYS: [&str; 11] = [
@@ -57,6 +57,14 @@ pub(super) struct MemberClass<'a> {
     requests: Vec<(MemoryUnit, PodRequest)>,
     /// True for the pod of the call, if it may only use the offered nodes.
     is_restricted: bool,
+}
+
+/// The states of nodes and the limits with which a gang is placed.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'s> {
+    /// States that count instead of those of the ledger.
+    pub(super) states: Option<&'s HashMap<NodeName, NodeState>>,
+    pub(super) quota: QuotaState<'s>,
 }
 
 /// Returns whether the pod may belong to a gang, by its keys alone. Most pods do not, and this is all they cost.
@@ -321,7 +329,9 @@ impl State {
     pub(crate) fn nodes_to_empty(&self, key: &GangKey) -> Vec<NodeName> {
         let Some(status) = self.gang_status(key) else { return Vec::new() };
         let classes = self.classes(status.missing(), None);
-        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[], None) else { return Vec::new() };
+        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[], self.surroundings()) else {
+            return Vec::new();
+        };
         let found = nodes_to_empty(&demands(&classes), &nodes, &status.topology);
         found.into_iter().map(|node| nodes[node].state.node().name.clone()).collect()
     }
@@ -347,7 +357,7 @@ impl State {
     ) -> Result<Option<Vec<PodGrant>>, OverQuota> {
         let classes = self.classes(status.missing(), caller.map(|(uid, _)| uid).filter(|_| is_restricted));
         let offered = caller.map(|(_, offered)| offered).unwrap_or_default();
-        let nodes = self.gang_nodes(key, status, &classes, offered, None)?;
+        let nodes = self.gang_nodes(key, status, &classes, offered, self.surroundings())?;
         let Some(placed) = plan(&demands(&classes), &nodes, &status.topology) else { return Ok(None) };
         let assigned = assign(&classes, &nodes, placed, caller);
         let is_offered = |place: &PodGrant| offered.contains(&place.node.0.as_str());
@@ -357,7 +367,7 @@ impl State {
             // The offered nodes are another condition for this pod alone.
             return if is_restricted { Ok(None) } else { self.places(key, status, caller, true) };
         }
-        self.check_quota(key, &assigned)?;
+        self.check_quota(key, &assigned, self.quota_state())?;
         Ok(Some(assigned))
     }
 
@@ -398,6 +408,10 @@ impl State {
         classes
     }
 
+    fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings { states: None, quota: self.quota_state() }
+    }
+
     fn memory_units(&self) -> Vec<MemoryUnit> {
         let mut units = Vec::new();
         for node in self.readable_nodes() {
@@ -414,15 +428,14 @@ impl State {
         readable.filter(|node| !node.spec.node.gpus().is_empty())
     }
 
-    /// Returns the nodes as the members meet them, in these states if there are any. Fails if the quota excludes all
-    /// nodes.
+    /// Returns the nodes as the members meet them. Fails if the quota excludes all nodes.
     pub(super) fn gang_nodes<'s>(
         &'s self,
         key: &GangKey,
         status: &GangStatus,
         classes: &'s [MemberClass<'s>],
         offered: &[&str],
-        states: Option<&'s HashMap<NodeName, NodeState>>,
+        around: Surroundings<'s>,
     ) -> Result<Vec<GangNode<'s>>, OverQuota> {
         let constraints: Vec<_> = classes.iter().map(|class| class.spec.spec.constraints()).collect();
         let with_members = self.nodes_of_gang(key);
@@ -434,7 +447,7 @@ impl State {
         let mut nodes = Vec::new();
         for node in self.readable_nodes() {
             let name = &node.spec.node.name;
-            let state = states.and_then(|states| states.get(name)).unwrap_or(node.state);
+            let state = around.states.and_then(|states| states.get(name)).unwrap_or(node.state);
             let labels = self.constraints(name);
             let label = |key: &str| labels.and_then(|known| known.labels.get(key)).map(String::as_str);
             let requests = classes.iter().zip(&constraints).map(|(class, constraints)| {
@@ -448,7 +461,7 @@ impl State {
                     quota_labels: node.quota_labels,
                 };
                 let query = PodQuery { namespace: &key.namespace, request, policy: &class.pod.policy };
-                let quota = self.quota_state().limiting(&key.namespace);
+                let quota = around.quota.limiting(&key.namespace);
                 if let Err(reason) = (Admission { offer, query, quota }).check() {
                     if let RejectReason::Quota(reason) = reason {
                         over.get_or_insert(reason);
@@ -479,8 +492,13 @@ impl State {
     }
 
     /// Checks that the quota allows all members at the same time.
-    pub(super) fn check_quota(&self, key: &GangKey, places: &[PodGrant]) -> Result<(), OverQuota> {
-        let Some(quota) = self.quota_state().limiting(&key.namespace) else { return Ok(()) };
+    pub(super) fn check_quota(
+        &self,
+        key: &GangKey,
+        places: &[PodGrant],
+        quota: QuotaState<'_>,
+    ) -> Result<(), OverQuota> {
+        let Some(quota) = quota.limiting(&key.namespace) else { return Ok(()) };
         let mut usage = quota.usage.clone();
         for place in places {
             let Ok(node) = self.readable_node(&place.node.0) else { continue };
@@ -539,7 +557,7 @@ impl State {
         let (key, status) = self.gang_of(uid)?;
         let GangStatus { size, present, settled, .. } = status;
         let reserved_on = self.ledger().place(uid).map(|place| &place.node);
-        let unplaced = match self.evictions_left(key) {
+        let unplaced = match self.evictions_left(&Claimant::Gang(key.clone())) {
             None => "no nodes have GPUs for all of them at the same time".to_owned(),
             Some(0) => "GPUs for all of them are free and kept for the gang".to_owned(),
             Some(left) => {

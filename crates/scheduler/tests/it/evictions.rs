@@ -6,7 +6,6 @@ use tessera_core::units::{NodeName, PodUid};
 use tessera_scheduler::state::{EvictionReply, RoomPlan, SchedulerSettings, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::preempt::preempt;
 use tessera_wire::foreign::extender::PreemptionArgs;
-use tessera_wire::tessera::gang::GangKey;
 
 use crate::fixtures::*;
 
@@ -43,8 +42,8 @@ fn wait(state: &mut State, pods: &[Value; 2]) {
 }
 
 fn planned(state: &State, now: u64) -> Option<RoomPlan> {
-    let gang: GangKey = state.gang_without_room(at(now))?;
-    state.plan_evictions(&gang)
+    let claimant = state.next_claimant(at(now))?;
+    state.plan_evictions(&claimant, at(now))
 }
 
 fn victims(plan: Option<RoomPlan>) -> Option<Vec<String>> {
@@ -86,10 +85,10 @@ fn a_gang_of_high_priority_displaces_a_lower_one_as_a_whole() {
     let notice = state.adopt_evictions(plan, at(1)).unwrap();
     assert_eq!(
         notice.message,
-        "evicting 2 pods of lower priority, so that all pods of gang team/high get GPUs: team/low-0, team/low-1"
+        "evicting 2 pods of lower priority for gang team/high: team/low-0, team/low-1"
     );
     assert_eq!(notice.pods.len(), 2);
-    assert!(state.gang_without_room(at(2)).is_none(), "one plan at a time");
+    assert!(state.next_claimant(at(2)).is_none(), "one plan at a time");
     assert_eq!(evict_all(&mut state, 2), ["low-0", "low-1"]);
     // The first victim ends, and nothing takes its GPUs.
     end(&mut state, &low[0]);
@@ -116,7 +115,7 @@ fn nothing_is_planned_without_the_setting_or_for_pods_that_never_preempt() {
     run_gang(&mut state, &gang("low", 1));
     bind(&mut state, &whole("other", 1), "c");
     wait(&mut state, &gang("high", 10));
-    assert_eq!(state.gang_without_room(at(1)), None);
+    assert_eq!(state.next_claimant(at(1)), None);
 
     let mut state = evicting(&["a", "b"]);
     run_gang(&mut state, &gang("low", 1));
@@ -161,6 +160,25 @@ fn marked_pods_equal_priorities_and_budgets_are_respected() {
     assert_eq!(budget(2), Some(2));
 }
 
+/// A new leader knows from the report on a pod that its gang waits, although nothing makes kube-scheduler try it again.
+#[test]
+fn a_gang_that_a_former_leader_refused_gets_room() {
+    let mut state = evicting(&["a", "b"]);
+    run_gang(&mut state, &gang("low", 1));
+    let reports = [
+        "gang team/high waits for its pods: 1 of 2 exist",
+        "gang team/high waits for GPUs for all of its 2 pods",
+    ];
+    for (mut pod, message) in gang("high", 10).into_iter().zip(reports) {
+        assert_eq!(state.next_claimant(at(1)), None);
+        pod["status"]["conditions"] =
+            json!([{ "type": "PodScheduled", "status": "False", "message": format!("2 {message}.") }]);
+        set_pod(&mut state, &pod);
+        state.expire_gangs(at(1));
+    }
+    assert_eq!(victims(planned(&state, 1)).map(|victims| victims.len()), Some(2));
+}
+
 /// kube-scheduler asks the extender about no node that is full by its own count.
 #[test]
 fn a_gang_that_filter_never_sees_gets_room_too() {
@@ -172,7 +190,7 @@ fn a_gang_that_filter_never_sees_gets_room_too() {
         pod
     });
     high.iter().for_each(|pod| set_pod(&mut state, pod));
-    assert_eq!(state.gang_without_room(at(0)), None);
+    assert_eq!(state.next_claimant(at(0)), None);
     state.expire_gangs(at(1));
     let plan = planned(&state, 1).unwrap();
     assert_eq!(plan.victims.len(), 2);
@@ -188,7 +206,7 @@ fn a_gang_that_filter_never_sees_gets_room_too() {
         bind_member(&mut state, pod, &node[0], 2);
     }
     state.expire_gangs(at(3));
-    assert_eq!((state.update_evictions(at(3)), state.gang_without_room(at(3))), (None, None));
+    assert_eq!((state.update_evictions(at(3)), state.next_claimant(at(3))), (None, None));
 }
 
 #[test]
@@ -241,8 +259,8 @@ fn refused_evictions_are_tried_again_until_the_deadline() {
         notice.message
     );
     assert_eq!((state.next_eviction(at(601)), state.ledger().reservations().count()), (None, 0));
-    assert_eq!(state.gang_without_room(at(602)), None, "the others have their turn");
-    assert!(state.gang_without_room(at(1202)).is_some());
+    assert_eq!(state.next_claimant(at(602)), None, "the others have their turn");
+    assert!(state.next_claimant(at(1202)).is_some());
 }
 
 #[test]

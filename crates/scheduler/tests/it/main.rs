@@ -6,6 +6,7 @@
 mod access;
 mod agents;
 mod bind;
+mod borrowing;
 mod claims;
 mod cluster_events;
 mod dashboard;

@@ -1,8 +1,9 @@
 //! Evictions for gangs on the real kube-scheduler and eviction API: a gang of high priority displaces a lower one as a
-//! whole, a budget is respected, and the rest of a gang follows the pod that kube-scheduler preempts.
+//! whole, a budget is respected, the rest of a gang follows the pod that kube-scheduler preempts, and a borrower gives
+//! GPUs back.
 
 use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -35,7 +36,6 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     guard(&site).await?;
     high.create(&site, 1).await?;
     let text = "gang default/high waits for GPUs for all of its 8 pods at the same time";
-    site.refused("high-0", text).await?;
     site.refused("high-7", text).await?;
     ensure!(low.left(&site).await? == 2, "a pod was evicted");
     harness.note("without --evict the gang of high priority waits");
@@ -62,7 +62,58 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     high.delete(&site).await?;
 
     rest_follows(&site).await?;
-    full_nodes(&site).await
+    full_nodes(&site).await?;
+    a_borrower_gives_back(&site).await
+}
+
+/// The namespace `borrower` uses all GPUs, of which half are guaranteed to the namespace `default`.
+async fn a_borrower_gives_back(site: &Site) -> Result<()> {
+    let client = || site.cluster.client();
+    let maps: Api<ConfigMap> = Api::namespaced(client(), "kube-system");
+    let guaranteed =
+        r#"{"default":{"guaranteed":{"percent":800}},"borrower":{"guaranteed":{"percent":800}}}"#;
+    let map = json!({ "metadata": { "name": "gpuquota" }, "data": { "gpu_quota": guaranteed } });
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    let namespaces: Api<Namespace> = Api::all(client());
+    let namespace = serde_json::from_value(json!({ "metadata": { "name": "borrower" } }))?;
+    namespaces.create(&PostParams::default(), &namespace).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client(), "borrower");
+    site.harness
+        .wait_for("the service account of the namespace", SOON, async || {
+            Ok(accounts.get_opt("default").await?.map(drop))
+        })
+        .await?;
+
+    let pods: Api<Pod> = Api::namespaced(client(), "borrower");
+    for number in 0..4 {
+        // The borrower's pods have the higher priority.
+        let mut pod = with_priority(whole(&format!("borrower-{number}"), 4), 1);
+        pod.metadata.namespace = Some("borrower".to_owned());
+        pod.spec.get_or_insert_default().termination_grace_period_seconds = Some(0);
+        pods.create(&PostParams::default(), &pod).await?;
+    }
+    let left = async || {
+        let all = pods.list(&ListParams::default()).await?.items;
+        let is_bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        Ok::<_, anyhow::Error>((all.len(), all.iter().filter(is_bound).count()))
+    };
+    let all_bound = async || Ok((left().await? == (4, 4)).then_some(()));
+    site.harness.wait_for("the borrower to use all GPUs", SOON, all_bound).await?;
+    for number in 0..4 {
+        let mut pod = with_priority(whole(&format!("owner-{number}"), 2), 0);
+        pod.spec.get_or_insert_default().termination_grace_period_seconds = Some(0);
+        site.make(&pod).await?;
+    }
+    for number in 0..4 {
+        site.bound(&format!("owner-{number}")).await?;
+    }
+    ensure!(left().await? == (2, 2), "the borrower does not hold exactly its guarantee");
+    // The next pod is beyond the guarantee, so nothing is evicted for it.
+    site.make(&with_priority(whole("owner-4", 2), 0)).await?;
+    site.refused("owner-4", "Insufficient nvidia.com/gpu").await?;
+    ensure!(left().await? == (2, 2), "a pod was evicted below the guarantee of its namespace");
+    site.harness.note("a borrower gives back to the owner, and keeps its own guarantee");
+    Ok(())
 }
 
 /// kube-scheduler asks the extender about no node, because both are full by its own count.

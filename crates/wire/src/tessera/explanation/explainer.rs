@@ -128,6 +128,7 @@ impl ReliefCase {
             priority: 0,
             gang: None,
             quota_released: GpuAmount::default(),
+            is_guaranteed: false,
         };
         let holders: Vec<RunningPod<'_>> = self.holders.iter().map(|(grant, _)| holder(grant)).collect();
         let ends = remedy::pods_to_end(&self.state, &holders, &self.request, policy)?;
