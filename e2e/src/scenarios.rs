@@ -188,6 +188,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "evictions",
+        "a gang displaces one of lower priority as a whole, a borrower gives back, within budgets and only with --evict",
+        Enclosed(scheduler::evictions),
+        Always
+    ),
+    scenario!(
         "defragment",
         "kubectl inspect gpu defragment --apply moves a pod within budgets, and a reservation keeps the freed GPUs",
         Enclosed(scheduler::defragment),

@@ -13,7 +13,7 @@ mod victims;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use crate::disruption::{DisruptionBudget, EvictedPod, violations};
+use crate::disruption::{DisruptionBudget, EvictedPod, allow};
 use crate::gpu_set::GpuSet;
 use crate::grant::PodGrant;
 use crate::ledger::Ledger;
@@ -323,12 +323,13 @@ impl Planner<'_> {
     fn budgets_allow(&self, pods: &[&PodUid]) -> bool {
         let planned = self.plan.moves.iter().map(|moved| &moved.to.pod);
         let evicted = planned.chain(pods.iter().copied()).filter_map(|pod| self.scene.pods.get(pod));
-        violations(self.scene.budgets, evicted.map(HeldPod::evicted)) == 0
+        allow(self.scene.budgets, evicted.map(HeldPod::evicted))
     }
 }
 
 impl HeldPod {
-    fn evicted(&self) -> EvictedPod<'_> {
+    /// Returns the pod as disruption budgets count it.
+    pub(crate) fn evicted(&self) -> EvictedPod<'_> {
         EvictedPod { namespace: &self.namespace, name: &self.name, labels: &self.labels }
     }
 }

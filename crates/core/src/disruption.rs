@@ -98,8 +98,21 @@ pub fn violations<'a>(
     violations
 }
 
+/// Returns whether the budgets allow all these evictions.
+///
+/// The API server evicts no pod that several budgets protect, so such a pod is never allowed.
+pub fn allow<'a>(budgets: &[DisruptionBudget], victims: impl IntoIterator<Item = EvictedPod<'a>>) -> bool {
+    if budgets.is_empty() {
+        return true;
+    }
+    let victims: Vec<EvictedPod<'a>> = victims.into_iter().collect();
+    let has_one =
+        |victim: &EvictedPod<'_>| budgets.iter().filter(|budget| budget.protects(victim)).count() <= 1;
+    victims.iter().all(has_one) && violations(budgets, victims) == 0
+}
+
 impl DisruptionBudget {
-    pub(crate) fn protects(&self, pod: &EvictedPod<'_>) -> bool {
+    fn protects(&self, pod: &EvictedPod<'_>) -> bool {
         self.namespace == pod.namespace
             && !self.disrupted_pods.contains(pod.name)
             && self.selector.selects(pod.labels)
@@ -162,6 +175,19 @@ mod tests {
         check(&[budget(0, LabelSelector::default())], &["a"], 0);
         let elsewhere = DisruptionBudget { namespace: "other".to_owned(), ..budget(0, of_web()) };
         check(&[elsewhere], &["a"], 0);
+    }
+
+    #[test]
+    fn allows_no_pod_that_two_budgets_protect() {
+        let labels = web();
+        let of_web = || LabelSelector { labels: web(), expressions: Vec::new() };
+        let allows = |budgets: &[DisruptionBudget], names: &[&str]| {
+            allow(budgets, names.iter().map(|name| EvictedPod { namespace: "team", name, labels: &labels }))
+        };
+        assert!(allows(&[], &["a", "b"]));
+        assert!(allows(&[budget(1, of_web())], &["a"]));
+        assert!(!allows(&[budget(1, of_web())], &["a", "b"]));
+        assert!(!allows(&[budget(5, of_web()), budget(5, of_web())], &["a"]));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! other by the labels of the cluster's topology, then the one that leaves the least room behind.
 //! The GPUs inside each node are chosen by the pods' own policy, so by the best links.
 
-mod capacity;
+pub(crate) mod capacity;
 mod fill;
 
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@ pub mod cluster_view;
 pub mod constraint;
 pub mod defragment;
 pub mod disruption;
+pub mod eviction;
 #[cfg(test)]
 mod fixtures;
 pub mod forecast;

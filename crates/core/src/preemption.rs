@@ -27,6 +27,8 @@ pub struct RunningPod<'a> {
     /// The amount that the eviction returns to the preemptor's quota; zero for pods of other
     /// namespaces.
     pub quota_released: GpuAmount,
+    /// True if the eviction would leave the namespace of the pod below its guarantee, so that the pod stays.
+    pub is_guaranteed: bool,
 }
 
 /// The pod for which others are evicted.
@@ -95,7 +97,7 @@ const MAX_SPARING_SUMS: usize = 1_000_000;
 /// # state.add(&grant);
 /// // The pod `batch` of priority 0 holds the only GPU of the node.
 /// let grant = NodeGrant::Held(&grant);
-/// let running = RunningPod { grant, priority: 0, gang: None, quota_released: GpuAmount::default() };
+/// let running = RunningPod { grant, priority: 0, gang: None, quota_released: GpuAmount::default(), is_guaranteed: false };
 /// let request = PodRequest::of_mains([Request::Whole(1)]);
 /// let quota_excess = GpuAmount::default();
 /// let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Simple, quota_excess };
@@ -120,6 +122,7 @@ pub fn victims(
         |holder: &RunningPod<'_>| is_named(holder) || (holder.pod().is_some() && is_in_named_gang(holder));
     let may_go = |holder: &RunningPod<'_>| {
         holder.pod().is_some()
+            && !holder.is_guaranteed
             && holder.priority < preemptor.priority
             && (!is_over_quota || holder.quota_released != GpuAmount::default())
     };
@@ -129,7 +132,8 @@ pub fn victims(
         may_go(holder) && holder.gang.is_none_or(|gang| !fixed_gangs.contains(&gang))
     };
     let are_all_movable = || {
-        let needs_check = |holder: &&RunningPod<'_>| is_over_quota || is_in_named_gang(holder);
+        let needs_check =
+            |holder: &&RunningPod<'_>| is_over_quota || holder.is_guaranteed || is_in_named_gang(holder);
         holders.iter().filter(|holder| is_proposed(holder)).filter(needs_check).all(is_movable)
     };
     if !proposed.is_empty() && are_all_movable() && scenario.fits_without(is_proposed) {

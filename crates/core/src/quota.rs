@@ -1,7 +1,10 @@
 //! Quotas: the GPU limits of each namespace, and what each namespace uses.
 
+mod guarantee;
+
 use std::collections::{BTreeMap, HashMap};
 
+pub use self::guarantee::{DecayedUse, Guarantee, GuaranteedUse, HALF_LIFE_SECONDS, PastUse};
 use crate::grant::{ContainerGrant, GpuUsage, gpus};
 use crate::node::Node;
 use crate::request::{MemoryRequest, PodRequest, Request, Share, peak};
@@ -44,6 +47,8 @@ pub struct NamespaceLimit {
     pub memory: Option<MiB>,
     /// The limit for the sum of compute; 100 is one GPU.
     pub compute_percent: Option<u64>,
+    /// The part that the namespace gets back from others, if it has one.
+    pub guarantee: Option<Guarantee>,
 }
 
 /// Another limit of a namespace, which counts beside those of [`Quota`].
@@ -140,6 +145,18 @@ impl Quota {
         self.why_unreadable(namespace).is_some() || self.namespaces.contains_key(namespace)
     }
 
+    /// Returns the guarantee of a namespace, if it has one.
+    #[must_use]
+    pub fn guarantee(&self, namespace: &str) -> Option<Guarantee> {
+        self.namespaces.get(namespace)?.guarantee
+    }
+
+    /// Returns the namespaces with a guarantee.
+    pub fn guarantees(&self) -> impl Iterator<Item = (&str, Guarantee)> {
+        let all = self.namespaces.iter();
+        all.filter_map(|(namespace, limit)| Some((namespace.as_str(), limit.guarantee?)))
+    }
+
     /// Checks whether a pod of `namespace` that takes `more` is allowed on a node with these
     /// `labels`.
     pub fn allows(
@@ -217,6 +234,11 @@ impl Quota {
         let held = usage.of(namespace);
         parts.extend(limit.compute_percent.map(|most| format!("{}% of {most}%", held.compute_percent)));
         parts.extend(limit.memory.map(|most| format!("{} of {most}", held.memory)));
+        if let Some(guarantee) = limit.guarantee {
+            let most = guarantee.compute_percent;
+            parts.extend(most.map(|most| format!("{}% of {most}% guaranteed", held.compute_percent)));
+            parts.extend(guarantee.memory.map(|most| format!("{} of {most} guaranteed", held.memory)));
+        }
         if !limit.pools.is_empty() {
             parts.push(format!("only in pool {}", limit.pools.join(" or ")));
         }
@@ -370,7 +392,9 @@ impl GpuAmount {
         }
     }
 
-    fn minus(self, other: Self) -> Self {
+    /// Returns the difference, where no part is below zero.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
         Self {
             compute_percent: self.compute_percent.saturating_sub(other.compute_percent),
             memory: self.memory.saturating_sub(other.memory),

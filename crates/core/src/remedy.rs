@@ -113,6 +113,7 @@ mod tests {
                 priority: 7,
                 gang: None,
                 quota_released: GpuAmount::default(),
+                is_guaranteed: false,
             })
             .collect();
         let asked = |request| PodRequest::of_mains([request]);

@@ -23,9 +23,14 @@ use tessera_scheduler::state::{BindOutcome, BindStep, State, StateEvent, Timesta
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, BorrowedName, ExtenderArgs};
 
-use self::cluster::{asked_about, cluster};
+use self::cluster::{asked_about, cluster, reserve, wait_in_gangs};
 
-const SIZES: [usize; 3] = [500, 5_000, 10_000];
+/// The clusters: the number of nodes, and whether gangs wait and node annotations reserve GPUs there.
+const SITES: [(usize, bool); 4] = [(500, false), (5_000, false), (5_000, true), (10_000, false)];
+
+/// Gangs that wait and nodes with a reservation, on clusters that have any.
+const WAITING_GANGS: usize = 200;
+const RESERVATIONS: usize = 50;
 
 /// Number of calls of each kind on each cluster. Each cluster runs `IN_A_ROW` of them at a time.
 const CALLS: usize = 600;
@@ -101,8 +106,13 @@ struct Measured {
 type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
 /// The measured operations by name.
-const MEASURES: [(&str, Measure); 5] = [
+const MEASURES: [(&str, Measure); 6] = [
     ("filter + prioritize", |state, cache, call| both(state, cache, &call.args)),
+    ("filter of a pod outside gangs, beside reservations", |state, cache, call| {
+        if black_box(state.reserved_node(&call.args)).is_none() && state.filter(&call.args, cache).fit == 0 {
+            black_box(state.waits_for_reservation(&call.args));
+        }
+    }),
     ("the same, from and to JSON", |state, cache, call| {
         let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.filter(&args, cache)).unwrap());
@@ -144,8 +154,8 @@ fn both(state: &State, cache: &VerdictCache, args: &ExtenderArgs<&str>) {
 }
 
 fn main() {
-    let mut sites = SIZES.map(Site::new);
-    let mut measured: [[Measured; SIZES.len()]; MEASURES.len()] = Default::default();
+    let mut sites = SITES.map(Site::new);
+    let mut measured: [[Measured; SITES.len()]; MEASURES.len()] = Default::default();
     for _ in 0..CALLS / IN_A_ROW {
         for (measured, (_, call)) in measured.iter_mut().zip(MEASURES) {
             for (measured, site) in measured.iter_mut().zip(&mut sites) {
@@ -156,12 +166,13 @@ fn main() {
     for (mut measured, (name, _)) in measured.into_iter().zip(MEASURES) {
         println!("{name}");
         let mut before: Option<(usize, Duration)> = None;
-        for (measured, nodes) in measured.iter_mut().zip(SIZES) {
+        for (measured, (nodes, is_busy)) in measured.iter_mut().zip(SITES) {
             measured.took.sort();
             let at = |percent: usize| measured.took[measured.took.len() * percent / 100];
             let growth = before.map(|(fewer, took)| {
                 let grown = at(50).as_secs_f64() / took.as_secs_f64();
-                format!("p50 x {grown:.1} for nodes x {:.1}", nodes as f64 / fewer as f64)
+                let with = if is_busy { ", with gangs and reservations" } else { "" };
+                format!("p50 x {grown:.2} for nodes x {:.1}{with}", nodes as f64 / fewer as f64)
             });
             println!(
                 "  {nodes:>6} nodes  p50 {:>9.1?}  p99 {:>9.1?}  {:>4} allocations  {}",
@@ -170,15 +181,22 @@ fn main() {
                 measured.allocations / measured.took.len() as u64,
                 growth.unwrap_or_default()
             );
-            before = Some((nodes, at(50)));
+            // The next cluster is compared with the last one without gangs.
+            if !is_busy {
+                before = Some((nodes, at(50)));
+            }
         }
     }
 }
 
 impl Site {
-    fn new(nodes: usize) -> Self {
+    fn new((nodes, is_busy): (usize, bool)) -> Self {
         let before = resident_mib();
-        let state = cluster(nodes);
+        let mut state = cluster(nodes);
+        if is_busy {
+            reserve(&mut state, RESERVATIONS);
+            wait_in_gangs(&mut state, WAITING_GANGS, nodes);
+        }
         let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
         let site = Self { nodes, state, cache: VerdictCache::default(), names, made: 1_000_000 };
         let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.cache).fit);

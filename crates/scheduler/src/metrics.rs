@@ -55,6 +55,8 @@ struct Counters {
     binds: BTreeMap<&'static str, u64>,
     /// Claims whose GPUs were replaced, by reason.
     replaced_claims: BTreeMap<&'static str, u64>,
+    /// Evictions by outcome.
+    evictions: BTreeMap<&'static str, u64>,
 }
 
 /// Values read from the state for one page.
@@ -72,6 +74,7 @@ struct StateTotals {
     gang_gpus: usize,
     reserved_gpus: usize,
     unused_reservations: u64,
+    pending_evictions: usize,
     quota: QuotaMetrics,
     pods_on_gpus: PodGpuMap,
 }
@@ -114,6 +117,11 @@ impl Metrics {
             Replacement::LinksOfOthers => "links-of-others",
         };
         *lock(&self.counters).replaced_claims.entry(reason).or_default() += 1;
+    }
+
+    /// Counts an eviction by its outcome.
+    pub fn evicted(&self, outcome: &'static str) {
+        *lock(&self.counters).evictions.entry(outcome).or_default() += 1;
     }
 
     /// Records whether this replica leads.
@@ -199,6 +207,11 @@ impl Metrics {
         for (reason, count) in &counters.replaced_claims {
             replaced.sample(&Labels::new(&[("reason", reason)]), *count);
         }
+        let help = "Evictions that the scheduler asked for, by outcome: accepted, gone, refused or failed.";
+        let mut evictions = page.family("tessera_evictions_total", Counter, help);
+        for (outcome, count) in &counters.evictions {
+            evictions.sample(&Labels::new(&[("outcome", outcome)]), *count);
+        }
     }
 }
 
@@ -219,6 +232,7 @@ impl StateTotals {
             gang_gpus,
             reserved_gpus,
             unused_reservations: state.unused_reservations(),
+            pending_evictions: state.pending_evictions(),
             ..Self::default()
         };
         totals.quota = QuotaMetrics::of(state);
@@ -257,6 +271,11 @@ impl StateTotals {
             self.gang_gpus as u64,
         );
         gauge("tessera_reserved_gpus", "GPUs that node annotations reserve.", self.reserved_gpus as u64);
+        gauge(
+            "tessera_evictions_pending",
+            "Pods that are evicted for others and have not ended.",
+            self.pending_evictions as u64,
+        );
         let help = "Reservations of gangs that ended before all pods were bound.";
         let mut unused = page.family("tessera_gang_reservations_unused_total", Counter, help);
         unused.sample(&none, self.unused_reservations);

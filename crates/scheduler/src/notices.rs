@@ -49,6 +49,10 @@ pub enum NoticeReason {
     BindingFailed,
     /// Pods of a gang are missing, or were not bound in time; the message names them.
     GangIncomplete,
+    /// The pod is evicted, because pods with a better claim need its GPUs; the message names them.
+    EvictedForGpus,
+    /// Other pods are evicted so that this one gets GPUs, or the evictions made no room in time.
+    MakingRoom,
 }
 
 impl fmt::Display for NoticeReason {

@@ -1,6 +1,7 @@
 //! Leader election, and the tasks that keep the state current while this replica leads.
 
 mod claims;
+mod evictions;
 mod neighbour;
 mod pod_groups;
 mod watches;
@@ -249,6 +250,9 @@ impl LeaderTasks {
             tasks.spawn(watch_static_table(Arc::clone(app), path));
         }
         tasks.spawn(crate::dashboard::usage::poll(Arc::clone(app)));
+        if settings.evict {
+            tasks.spawn(evictions::evict(Arc::clone(app)));
+        }
         tasks.spawn(maintain(Arc::clone(app), all_listed));
         Self { term, tasks }
     }

@@ -9,7 +9,9 @@ mod booking;
 mod claims;
 mod entries;
 mod event;
+mod evictions;
 mod gangs;
+mod guarantees;
 mod hold_back;
 mod node_reservations;
 mod nodes;
@@ -33,7 +35,7 @@ use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
 use tessera_core::placement::static_table::StaticTable;
-use tessera_core::quota::{NamespaceUsage, Quota};
+use tessera_core::quota::{NamespaceUsage, PastUse, Quota};
 use tessera_core::taint::Taint;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
@@ -50,6 +52,8 @@ use self::claims::Claims;
 pub use self::claims::{ClaimOutcome, ClaimPlan, ClaimRefusal};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
 pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
+use self::evictions::Evictions;
+pub use self::evictions::{Claim, Claimant, EvictionOrder, EvictionReply, RoomPlan};
 pub use self::gangs::GangNotice;
 use self::gangs::Gangs;
 pub(crate) use self::gangs::{GangStatus, reservation_name};
@@ -92,6 +96,8 @@ pub struct SchedulerSettings {
     pub gang_timeout: Duration,
     /// Time for which one waiting gang may hold back GPUs that become free.
     pub gang_hold_back: Duration,
+    /// True if pods may be evicted in favour of others.
+    pub evict: bool,
 }
 
 impl Default for SchedulerSettings {
@@ -106,6 +112,7 @@ impl Default for SchedulerSettings {
             dra: false,
             gang_timeout: DEFAULT_GANG_TIMEOUT,
             gang_hold_back: DEFAULT_GANG_HOLD_BACK,
+            evict: false,
         }
     }
 }
@@ -168,6 +175,9 @@ pub struct State {
     gangs: Gangs,
     pod_groups: PodGroups,
     hold_back: Option<HoldBack>,
+    /// The round of hold-backs under way. Each waiting gang has one turn in a round.
+    hold_back_round: u64,
+    evictions: Evictions,
     node_reservations: NodeReservations,
     bookings: Bookings,
     claims: Claims,
@@ -180,6 +190,8 @@ pub struct State {
     /// Pods that a list did not contain. Only the watch can bring them back.
     missing: RecentUids,
     quotas: Quotas,
+    /// The use of ended pods of namespaces with a guarantee.
+    past_use: PastUse,
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
@@ -228,6 +240,8 @@ impl State {
             gangs: Gangs::default(),
             pod_groups: PodGroups::default(),
             hold_back: None,
+            hold_back_round: 0,
+            evictions: Evictions::default(),
             node_reservations: NodeReservations::default(),
             bookings: Bookings::default(),
             claims: Claims::default(),
@@ -237,6 +251,7 @@ impl State {
             ended: RecentUids::default(),
             missing: RecentUids::default(),
             quotas: Quotas::default(),
+            past_use: PastUse::default(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
             table: Arc::new(table),

@@ -1,6 +1,7 @@
 //! The extender verbs and the explanation, each a pure function of the state.
 
 mod admission;
+mod evictions;
 pub mod explain;
 pub mod filter;
 pub mod gang;

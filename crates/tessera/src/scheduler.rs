@@ -73,6 +73,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "600s", value_parser = values::time)]
     gang_hold_back: Duration,
 
+    /// Evict pods of lower priority for gangs that fit nowhere, pods of namespaces that use more than their guarantees,
+    /// and the rest of gangs that kube-scheduler preempts in part; needs the right to create pods/eviction
+    #[arg(long)]
+    evict: bool,
+
     /// Enables quotas: a JSON file with the ConfigMap and the node labels, in the format of
     /// gpu-admission
     #[arg(long, value_name = "FILE")]
@@ -170,6 +175,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         dra,
         gang_timeout,
         gang_hold_back,
+        evict,
         mut quota_config,
         config,
         memory_unit,
@@ -209,6 +215,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         dra,
         gang_timeout,
         gang_hold_back,
+        evict,
     };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };

@@ -7,6 +7,7 @@ mod certificates;
 mod claims;
 mod defragment;
 mod dialects;
+mod evictions;
 mod examples;
 mod filter_only;
 mod front;
@@ -39,10 +40,10 @@ use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
     capacity::run as capacity, claims::run as claims, defragment::run as defragment,
-    dialects::run as dialects, examples::run as examples, filter_only::run as filter_only,
-    gangs::run as gangs, hami::run as hami, inspect::run as inspect, install::run as install,
-    kills::run as kills, pairs::run as pairs, random::run as random, replay::run as replay,
-    throughput::run as throughput, together::run as together,
+    dialects::run as dialects, evictions::run as evictions, examples::run as examples,
+    filter_only::run as filter_only, gangs::run as gangs, hami::run as hami, inspect::run as inspect,
+    install::run as install, kills::run as kills, pairs::run as pairs, random::run as random,
+    replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

@@ -249,7 +249,7 @@ fn waiting(text: &mut String, pods: &[Pod], form: OverviewForm) {
     let wide = pods.iter().map(|pod| width(&name(pod))).max().unwrap_or(0).min(40);
     for pod in pods {
         let since = age(pod.metadata.creation_timestamp.as_deref(), form.now_seconds);
-        let report = match &pod.status.unscheduled {
+        let report = match &pod.status.conditions.unscheduled {
             Some(report) if report.message.is_empty() => report.reason.clone(),
             Some(report) => report.message.clone(),
             None => unreported(pod.spec.scheduler()),

@@ -148,6 +148,9 @@ pub(super) struct PodSpec {
     #[prost(int32, optional, tag = "25")]
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<i32>,
+    #[prost(string, optional, tag = "31")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preemption_policy: Option<String>,
     #[prost(btree_map = "string, message", tag = "32")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     overhead: Quantities,

@@ -67,7 +67,7 @@ impl Planner<'_> {
         let listed = grants.filter_map(|grant| {
             let held = self.scene.pods.get(&grant.pod)?;
             let may_go = held.fixed.is_none() && held.priority <= max_priority && !is_moved(&grant.pod);
-            (may_go && self.has_one_budget(held) && self.budgets_allow(&[&grant.pod])).then(|| {
+            (may_go && self.budgets_allow(&[&grant.pod])).then(|| {
                 let gpus =
                     grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
                 Candidate { grant, held, gpus }
@@ -77,11 +77,6 @@ impl Planner<'_> {
             listed.filter(|candidate| !candidate.gpus.is_empty()).collect();
         candidates.sort_by(|a, b| (a.held.cost, &a.grant.pod).cmp(&(b.held.cost, &b.grant.pod)));
         candidates
-    }
-
-    /// Returns whether at most one budget protects the pod. The API server evicts no pod that has several.
-    fn has_one_budget(&self, held: &HeldPod) -> bool {
-        self.scene.budgets.iter().filter(|budget| budget.protects(&held.evicted())).count() <= 1
     }
 
     fn fits_without(

@@ -7,7 +7,7 @@ use crate::placement::{Placement, Policy, only_request, place};
 use crate::request::{PodRequest, Request};
 
 /// Returns how many pods with this request fit on the node, at most `most`.
-pub(super) fn capacity(node: &NodeState, request: &PodRequest, most: usize) -> usize {
+pub(crate) fn capacity(node: &NodeState, request: &PodRequest, most: usize) -> usize {
     if let Some(capacity) = whole_capacity(node, request) {
         return capacity.min(most);
     }

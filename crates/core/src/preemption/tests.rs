@@ -57,6 +57,7 @@ fn choose_with_gangs(
             priority: *priority,
             gang: gang_of(position),
             quota_released: GpuAmount::default(),
+            is_guaranteed: false,
         })
         .collect();
     let request = PodRequest::of_mains([request]);
@@ -240,6 +241,7 @@ fn only_pods_of_the_same_quota_are_evicted_for_it() {
         priority,
         gang: None,
         quota_released,
+        is_guaranteed: false,
     };
     let holders = [holder(0, 1, percent(60)), holder(1, 0, GpuAmount::default()), holder(2, 50, percent(20))];
     let request = PodRequest::of_mains([share(40)]);
@@ -258,7 +260,13 @@ fn an_eviction_does_not_release_a_booking_in_doubt() {
     let mut state = NodeState::empty(Arc::new(crate::fixtures::node_of_memories(&[100; 2])));
     let grants = [grant("bound", &[(0, 60)]), grant("doubtful", &[(1, 60)])];
     grants.iter().for_each(|grant| state.add(grant));
-    let holder = |grant| RunningPod { grant, priority: 0, gang: None, quota_released: GpuAmount::default() };
+    let holder = |grant| RunningPod {
+        grant,
+        priority: 0,
+        gang: None,
+        quota_released: GpuAmount::default(),
+        is_guaranteed: false,
+    };
     let holders = [holder(NodeGrant::Held(&grants[0])), holder(NodeGrant::InDoubt(&grants[1]))];
     let choose = |request, proposed: &str| {
         let request = PodRequest::of_mains([request]);
@@ -317,6 +325,7 @@ fn with_scenario<T>(
         priority: 0,
         gang: None,
         quota_released: GpuAmount::default(),
+        is_guaranteed: false,
     };
     let holders: Vec<RunningPod<'_>> = grants.iter().map(holder).collect();
     let request = PodRequest::of_mains([request]);

@@ -4,6 +4,7 @@
 
 mod arbitrary;
 mod defragment;
+mod eviction;
 mod gang;
 mod ledger;
 mod links;

@@ -7,7 +7,7 @@ use tessera_scheduler::state::{
     BindOrder, BindOutcome, BindStep, SchedulerSettings, State, StateEvent, Timestamp, WatchEvent,
 };
 use tessera_scheduler::verb::filter::PassOn;
-use tessera_wire::foreign::extender::BindingArgs;
+use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs};
 
 const GPUS_PER_NODE: usize = 8;
 const PODS: usize = 20_000;
@@ -70,6 +70,47 @@ pub(crate) fn asked_about(number: usize) -> Value {
         _ => share(80),
     };
     pod(number, &limits)
+}
+
+/// Reserves one GPU of each of the first nodes by an annotation.
+#[allow(dead_code, reason = "not all benchmarks have reservations")]
+pub(crate) fn reserve(state: &mut State, count: usize) {
+    for number in 0..count {
+        let mut node = node(number);
+        let gpus = json!([{ "uuid": format!("GPU-{number:08x}-1111-2222-3333-{:012x}", 7) }]);
+        let reservation = json!([{
+            "name": format!("reservation-{number}"), "owner": "bench", "until": "2999-01-01T00:00:00Z", "gpus": gpus,
+        }]);
+        node["metadata"]["annotations"]["tessera.dev/reservations"] = reservation.to_string().into();
+        state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
+    }
+    println!("{} reservations", state.ledger().reservations().count());
+}
+
+/// Creates gangs that fit nowhere. One of them holds back GPUs.
+#[allow(dead_code, reason = "not all benchmarks have gangs")]
+pub(crate) fn wait_in_gangs(state: &mut State, count: usize, nodes: usize) {
+    const SIZE: usize = 4;
+    let names: Vec<String> = (0..nodes.min(100)).map(|number| format!("node-{number:05}")).collect();
+    for number in 0..count {
+        for member in 0..SIZE {
+            // Every node runs small pods, so no node has all of its GPUs left.
+            let mut pod =
+                pod(2_000_000 + number * SIZE + member, &json!({ "nvidia.com/gpu": "8", "cpu": "8" }));
+            pod["metadata"]["annotations"] = json!({ "tessera.dev/gang": format!("gang-{number}/{SIZE}") });
+            state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
+            if member + 1 == SIZE {
+                let node_names = Some(names.iter().map(String::as_str).collect());
+                let pod = serde_json::from_value(pod).unwrap();
+                let args: ExtenderArgs<&str> = ExtenderArgs { pod, nodes: None, node_names };
+                assert!(
+                    state.filter_member(&args, Timestamp::default()).is_some_and(|answer| answer.fit == 0)
+                );
+            }
+        }
+    }
+    state.expire_gangs(Timestamp::default());
+    println!("{count} waiting gangs of {SIZE} pods, {} reservations", state.ledger().reservations().count());
 }
 
 /// Returns a cluster with its pods, each placed by the scheduler itself.

@@ -14,6 +14,11 @@ pub(super) struct QuotaMetrics {
     limit_percent: BTreeMap<Labels, u64>,
     used_mib: BTreeMap<Labels, u64>,
     limit_mib: BTreeMap<Labels, u64>,
+    /// Guaranteed and borrowed amounts by namespace.
+    guaranteed_percent: BTreeMap<Labels, u64>,
+    borrowed_percent: BTreeMap<Labels, u64>,
+    guaranteed_mib: BTreeMap<Labels, u64>,
+    borrowed_mib: BTreeMap<Labels, u64>,
     /// Namespaces with limits of all models together, by name.
     pub(super) totals: Vec<NamespaceQuota>,
 }
@@ -37,6 +42,18 @@ impl QuotaMetrics {
         for (namespace, model, taken) in usage.all() {
             all.used_percent.insert(labels(namespace, model), taken.compute_percent);
             all.used_mib.insert(labels(namespace, model), taken.memory.0);
+        }
+        for (namespace, guarantee) in quota.guarantees() {
+            let labels = Labels::new(&[("namespace", namespace)]);
+            let borrowed = guarantee.borrowed(usage.of(namespace));
+            if let Some(percent) = guarantee.compute_percent {
+                all.guaranteed_percent.insert(labels.clone(), percent);
+                all.borrowed_percent.insert(labels.clone(), borrowed.compute_percent);
+            }
+            if let Some(memory) = guarantee.memory {
+                all.guaranteed_mib.insert(labels.clone(), memory.0);
+                all.borrowed_mib.insert(labels, borrowed.memory.0);
+            }
         }
         for (namespace, limit) in &quota.namespaces {
             for (model, gpus) in limit.gpus_by_model.iter().flatten() {
@@ -72,6 +89,16 @@ impl QuotaMetrics {
             "GPUs that a namespace may hold.",
             &self.limit_percent,
         );
+        write_gpus(
+            "tessera_scheduler_quota_guaranteed_gpus",
+            "GPUs that a namespace gets back from others.",
+            &self.guaranteed_percent,
+        );
+        write_gpus(
+            "tessera_scheduler_quota_borrowed_gpus",
+            "GPUs that a namespace holds beyond its guarantee.",
+            &self.borrowed_percent,
+        );
         let mut write_bytes = |name, help, values: &BTreeMap<Labels, u64>| {
             let mut family = page.family(name, Gauge, help);
             values.iter().for_each(|(labels, mib)| family.sample(labels, mib.saturating_mul(1 << 20)));
@@ -85,6 +112,16 @@ impl QuotaMetrics {
             "tessera_scheduler_quota_limit_bytes",
             "GPU memory that a namespace may hold.",
             &self.limit_mib,
+        );
+        write_bytes(
+            "tessera_scheduler_quota_guaranteed_bytes",
+            "GPU memory that a namespace gets back from others.",
+            &self.guaranteed_mib,
+        );
+        write_bytes(
+            "tessera_scheduler_quota_borrowed_bytes",
+            "GPU memory that a namespace holds beyond its guarantee.",
+            &self.borrowed_mib,
         );
     }
 }

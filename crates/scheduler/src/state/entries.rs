@@ -8,12 +8,13 @@ use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::constraint::Affinity;
 use tessera_wire::foreign::dialect::MemoryUnit;
-use tessera_wire::foreign::objects::{Condition, Metadata, Node, Pod, PodSpec, PodStatus};
+use tessera_wire::foreign::objects::{Condition, Metadata, Node, Pod, PodConditions, PodSpec, PodStatus};
+use tessera_wire::foreign::time;
 use tessera_wire::tessera::agent_address::AgentAddress;
 use tessera_wire::tessera::gang::{self, Membership};
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
 use tessera_wire::tessera::placed_pod::PodParts;
-use tessera_wire::tessera::{grant, preferences};
+use tessera_wire::tessera::{eviction, grant, preferences};
 
 use super::SchedulerSettings;
 
@@ -53,6 +54,12 @@ pub(crate) struct GpuPod {
     pub(crate) gang: Option<Membership>,
     /// Last report of a scheduler that could not place the pod. Kept while the pod waits.
     pub(crate) unscheduled: Option<Box<Condition>>,
+    /// Time when the kubelet accepted the pod, or else when the pod was created, in seconds since 1970.
+    pub(crate) started: Option<i64>,
+    /// True if the deletion of the pod has begun.
+    pub(crate) is_ending: bool,
+    /// True if kube-scheduler preempts the pod.
+    pub(crate) is_preempted: bool,
 }
 
 // === impl NodeEntry ===
@@ -111,15 +118,33 @@ impl GpuPod {
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         let mut annotations = std::mem::take(&mut metadata.annotations);
         annotations.retain(|key, _| is_relevant(key));
-        let Metadata { namespace, name, labels, creation_timestamp: created, .. } = metadata;
-        let unscheduled = status.unscheduled.filter(|_| node.is_none());
+        let Metadata { namespace, name, labels, creation_timestamp: created, deletion_timestamp, .. } =
+            metadata;
+        let PodConditions { unscheduled, is_preempted } = status.conditions;
+        let unscheduled = unscheduled.filter(|_| node.is_none());
+        let is_ending = deletion_timestamp.is_some();
+        let started = status.start_time.as_ref().or(created.as_ref());
+        let started = started.and_then(|text| time::unix_seconds(text));
         if node.is_some() {
             // Constraints only explain why a pod waits.
             spec.node_selector = BTreeMap::new();
             spec.affinity = Affinity::default();
             spec.tolerations = Vec::new();
         }
-        Self { namespace, name, node, spec, labels, annotations, created, gang, unscheduled }
+        Self {
+            namespace,
+            name,
+            node,
+            spec,
+            labels,
+            annotations,
+            created,
+            gang,
+            unscheduled,
+            started,
+            is_ending,
+            is_preempted,
+        }
     }
 
     /// Returns the pod as an object, with the fields that explanations read.
@@ -134,7 +159,8 @@ impl GpuPod {
         };
         let node_name = self.node.as_ref().map(ToString::to_string).unwrap_or_default();
         let spec = PodSpec { node_name, ..self.spec.clone() };
-        let status = PodStatus { unscheduled: self.unscheduled.clone(), ..PodStatus::default() };
+        let conditions = PodConditions { unscheduled: self.unscheduled.clone(), ..PodConditions::default() };
+        let status = PodStatus { conditions, ..PodStatus::default() };
         Pod { metadata, spec, status }
     }
 
@@ -145,6 +171,21 @@ impl GpuPod {
         PodParts { uid, namespace, node, spec, annotations }.placed(parsed.map(|parsed| &*parsed.node), unit)
     }
 
+    /// Returns whether kube-scheduler reports that nodes have too little of a resource by its own count.
+    pub(crate) fn lacks_resources(&self) -> bool {
+        self.is_refused_for("Insufficient ")
+    }
+
+    /// Returns whether the report on a waiting pod contains this text.
+    pub(crate) fn is_refused_for(&self, text: &str) -> bool {
+        self.unscheduled.as_ref().is_some_and(|report| report.message.contains(text))
+    }
+
+    /// Returns whether the report on a waiting pod names a shortage that evictions could end.
+    pub(crate) fn lacks_gpus(&self) -> bool {
+        self.lacks_resources() || self.is_refused_for("GPU")
+    }
+
     pub(crate) fn priority(&self) -> i32 {
         self.spec.priority.unwrap_or(0)
     }
@@ -152,5 +193,5 @@ impl GpuPod {
 
 /// Returns whether the scheduler reads an annotation.
 fn is_relevant(key: &str) -> bool {
-    preferences::is_key(key) || grant::is_key(key)
+    preferences::is_key(key) || grant::is_key(key) || eviction::is_key(key)
 }

@@ -18,6 +18,9 @@ use super::{GpuPod, State, Timestamp};
 /// Longest time for which a pod is known only from a call of kube-scheduler. The watch shows a pod earlier.
 const ANNOUNCED_PERIOD: Duration = Duration::from_secs(30);
 
+/// A part of the reason of `GangWait::NoRoom`.
+const WAITS_FOR_ROOM: &str = " waits for GPUs for all of its ";
+
 /// All gangs with pods that have not ended.
 #[derive(Debug, Default)]
 pub(super) struct Gangs {
@@ -42,8 +45,9 @@ pub(crate) struct Gang {
     pub(super) waits_since: Option<Duration>,
     /// Time until which the gang makes no reservation, because the last one ended unused.
     paused_until: Option<Duration>,
-    /// True if the gang has held back GPUs since it was last placed.
-    pub(super) has_held_back: bool,
+    /// The round of hold-backs in which the gang has its turn, and the time before which it holds back none.
+    pub(super) round: u64,
+    pub(super) holds_back_after: Duration,
     /// True if the events about missing pods are written.
     is_reported: bool,
 }
@@ -69,6 +73,16 @@ pub struct GangNotice {
     pub pods: Vec<(String, String, String)>,
     /// Text of the event, with the missing pods.
     pub message: String,
+}
+
+impl Gang {
+    /// Records that the members do not fit. Gangs that wait already have their turns before this one.
+    fn wait_from(&mut self, now: Timestamp, current_round: u64) {
+        if self.waits_since.is_none() {
+            self.round = current_round + 1;
+        }
+        self.waits_since.get_or_insert(now.steady);
+    }
 }
 
 impl GangStatus {
@@ -217,6 +231,18 @@ impl State {
         members.filter_map(|uid| self.pod(uid)).map(GpuPod::priority).max().unwrap_or_default()
     }
 
+    /// Returns the members that are bound and not ending.
+    pub(crate) fn gang_on_nodes(&self, key: &GangKey) -> impl Iterator<Item = &PodUid> {
+        let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
+        members.filter(|uid| self.pod(uid).is_some_and(|pod| pod.node.is_some() && !pod.is_ending))
+    }
+
+    /// Returns whether a member is ending, so that the gang has lost its work already.
+    pub(crate) fn is_gang_ending(&self, key: &GangKey) -> bool {
+        let members = self.gangs.get(key).into_iter().flat_map(|gang| &gang.members);
+        members.filter_map(|uid| self.pod(uid)).any(|pod| pod.is_ending)
+    }
+
     /// Returns the nodes of the members that have one.
     pub(crate) fn nodes_of_gang(&self, key: &GangKey) -> BTreeSet<&NodeName> {
         let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
@@ -252,10 +278,29 @@ impl State {
 
     /// Records that the members do not fit now.
     pub(crate) fn record_no_room(&mut self, key: &GangKey, now: Timestamp) {
-        let change = self.ledger().last_change();
+        let (change, round) = (self.ledger().last_change(), self.hold_back_round);
         if let Some(gang) = self.gangs.get_mut(key) {
             gang.no_room_at = Some(change);
-            gang.waits_since.get_or_insert(now.steady);
+            gang.wait_from(now, round);
+        }
+    }
+
+    /// Records that a gang waits by the reports on its pods. The extender may never filter them, because kube-scheduler
+    /// counts too few GPUs on every node, or a former leader has refused them. The next call of filter tries to place the
+    /// gang all the same.
+    fn record_shortage(&mut self, key: &GangKey, now: Timestamp) {
+        let lacks = |uid: &PodUid| {
+            self.member(uid).is_some_and(|pod| pod.lacks_resources() || pod.is_refused_for(WAITS_FOR_ROOM))
+        };
+        let Some(status) = self.gang_status(key) else { return };
+        let is_placed = self.ledger().has_reservation(&reservation_name(key)) || self.is_paused(key, now);
+        if is_placed || !status.is_complete() || !status.missing().iter().any(lacks) {
+            return;
+        }
+        let round = self.hold_back_round;
+        if let Some(gang) = self.gangs.get_mut(key) {
+            gang.no_room_at.get_or_insert_default();
+            gang.wait_from(now, round);
         }
     }
 
@@ -265,7 +310,7 @@ impl State {
             gang.no_room_at = None;
             gang.waits_since = None;
             gang.paused_until = None;
-            gang.has_held_back = false;
+            gang.holds_back_after = Duration::ZERO;
         }
     }
 
@@ -286,6 +331,7 @@ impl State {
         for key in overdue {
             self.forget_announced(&key, now);
             notices.extend(self.report_incomplete(&key, now));
+            self.record_shortage(&key, now);
         }
         self.update_node_reservations(now);
         self.update_hold_back(now);
@@ -363,7 +409,7 @@ impl State {
         }
     }
 
-    fn pods_of_gang(&self, key: &GangKey) -> Vec<(String, String, String)> {
+    pub(super) fn pods_of_gang(&self, key: &GangKey) -> Vec<(String, String, String)> {
         let members = self.gangs.by_key.get(key).into_iter().flat_map(|gang| &gang.members);
         let pods = members.filter_map(|uid| Some((uid, self.pod(uid)?)));
         pods.map(|(uid, pod)| (pod.namespace.clone(), pod.name.clone(), uid.to_string())).collect()

@@ -1,12 +1,14 @@
 //! The hold-back: GPUs that become free go to the first waiting gang for a while, not to a stream of small pods.
 //!
 //! Only one gang holds GPUs back at a time: of the gangs whose pods all exist, one with pods on nodes, then the one with
-//! the highest priority, then the one that waits longest. It chooses the nodes that can take it once they are empty and that lack the fewest
-//! GPUs, and reserves whatever becomes free there. Each gang does so once, for a limited time.
+//! the highest priority, then the one that waits longest. It chooses the nodes that can take it once they are empty and
+//! that lack the fewest GPUs, and reserves whatever becomes free there for a limited time. Then the other waiting gangs
+//! have their turns, and small pods as much time, before the gang holds back GPUs again.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, PodGrant};
 use tessera_core::ledger::{Reservation, ReservationName};
 use tessera_core::node::NodeState;
@@ -25,6 +27,24 @@ pub(super) struct HoldBack {
     nodes: Vec<NodeName>,
 }
 
+/// The order in which waiting gangs get room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Turn {
+    /// True if no pod of the gang has a node.
+    is_new: bool,
+    /// The highest priority in the gang.
+    priority: Reverse<i32>,
+    /// Time of the first attempt to place the gang.
+    since: Duration,
+}
+
+impl Turn {
+    /// Returns the highest priority in the gang.
+    pub(super) fn priority(self) -> i32 {
+        self.priority.0
+    }
+}
+
 impl State {
     /// Ends a hold-back that is over and starts that of the first waiting gang.
     pub(super) fn update_hold_back(&mut self, now: Timestamp) {
@@ -36,23 +56,31 @@ impl State {
         if self.hold_back.is_some() {
             return self.refresh_hold_back();
         }
-        let Some((gang, priority)) = self.first_waiting_gang() else { return };
+        let in_round = |(turn, key): (Turn, GangKey)| {
+            let gang = self.gangs.get(&key).filter(|gang| gang.holds_back_after <= now.steady)?;
+            (!self.evicts_for(&key)).then_some((gang.round, turn, key))
+        };
+        let Some((round, turn, gang)) = self.waiting_gangs().filter_map(in_round).min() else { return };
+        let priority = turn.priority();
         let nodes = self.nodes_to_empty(&gang);
+        let period = self.settings.gang_hold_back;
+        let until = now.steady.saturating_add(period);
+        self.hold_back_round = self.hold_back_round.max(round);
         if let Some(known) = self.gangs.get_mut(&gang) {
-            known.has_held_back = true;
+            known.round = self.hold_back_round + 1;
+            known.holds_back_after = until.saturating_add(period);
         }
-        let until = now.steady.saturating_add(self.settings.gang_hold_back);
         if !nodes.is_empty() && until > now.steady {
             self.hold_back = Some(HoldBack { gang, priority, until, nodes });
             self.refresh_hold_back();
         }
     }
 
-    /// Returns the gang that may hold back GPUs next, with its priority.
-    fn first_waiting_gang(&self) -> Option<(GangKey, i32)> {
-        let waiting = self.gangs().filter_map(|(key, status)| {
+    /// Returns the complete gangs that do not fit, each with its turn.
+    pub(super) fn waiting_gangs(&self) -> impl Iterator<Item = (Turn, GangKey)> {
+        self.gangs().filter_map(|(key, status)| {
             let gang = self.gangs.get(key)?;
-            let since = gang.waits_since.filter(|_| gang.no_room_at.is_some() && !gang.has_held_back)?;
+            let since = gang.waits_since.filter(|_| gang.no_room_at.is_some())?;
             let priority = status
                 .missing()
                 .iter()
@@ -60,12 +88,13 @@ impl State {
                 .map(super::GpuPod::priority)
                 .max()?;
             let is_new = self.nodes_of_gang(key).is_empty();
-            status.is_complete().then(|| (is_new, Reverse(priority), since, key.clone()))
-        });
-        waiting.min().map(|(_, Reverse(priority), _, key)| (key, priority))
+            let turn = Turn { is_new, priority: Reverse(priority), since };
+            status.is_complete().then(|| (turn, key.clone()))
+        })
     }
 
-    fn waits_for_room(&self, key: &GangKey) -> bool {
+    /// Returns whether the gang is complete and does not fit.
+    pub(super) fn waits_for_room(&self, key: &GangKey) -> bool {
         self.gangs.get(key).is_some_and(|gang| gang.no_room_at.is_some())
             && self
                 .gang_status(key)
@@ -77,7 +106,10 @@ impl State {
         let Some(HoldBack { gang, until, nodes, .. }) = self.hold_back.clone() else { return };
         self.view.cancel_reservation(&name(&gang));
         let ledger = self.ledger();
-        let free = nodes.iter().filter_map(|node| free_parts(ledger.node(node)?, &gang));
+        let free = nodes.iter().filter_map(|node| {
+            let state = ledger.node(node)?;
+            free_parts(state, state.node().topology().gpus(), holder(&gang, node))
+        });
         let places: Vec<PodGrant> = free.collect();
         let owner = format!("gang {gang}, which waits for more");
         // The parts are free, so a conflict is impossible.
@@ -107,19 +139,39 @@ impl State {
         }
     }
 
-    /// Ends the hold-back in favour of a pod of higher priority. Returns whether there was one.
+    /// Ends the hold-back and the evictions for a gang in favour of a pod of higher priority. Returns whether there were
+    /// any.
     pub fn yield_hold_back(&mut self, priority: i32) -> bool {
         let yields = self.yields_hold_back(priority);
-        if yields {
+        if self.evicts_for_less_than(priority) {
+            self.end_evictions();
+        }
+        if self.hold_back.as_ref().is_some_and(|held| held.priority < priority) {
             self.end_hold_back();
         }
         yields
     }
 
-    /// Returns whether a gang of lower priority holds back GPUs.
+    /// Returns whether a gang of lower priority holds back GPUs, or pods are evicted for one.
     #[must_use]
     pub fn yields_hold_back(&self, priority: i32) -> bool {
         self.hold_back.as_ref().is_some_and(|held| held.priority < priority)
+            || self.evicts_for_less_than(priority)
+    }
+
+    /// Returns whether GPUs that are held back on a node are free for the gang: its own, and those of a gang of lower
+    /// priority.
+    pub(crate) fn is_held_back_for(&self, place: &PodGrant, gang: &GangKey, priority: i32) -> bool {
+        self.hold_back.as_ref().is_some_and(|held| {
+            (held.gang == *gang || held.priority < priority) && place.pod == holder(&held.gang, &place.node)
+        })
+    }
+
+    /// Ends the hold-back if it is that of the gang, or of a gang of lower priority.
+    pub(super) fn end_hold_back_for(&mut self, gang: &GangKey, priority: i32) {
+        if self.hold_back.as_ref().is_some_and(|held| held.gang == *gang || held.priority < priority) {
+            self.end_hold_back();
+        }
     }
 
     fn end_hold_back(&mut self) {
@@ -133,14 +185,16 @@ fn name(gang: &GangKey) -> ReservationName {
     ReservationName(format!("hold-back/{}", super::reservation_name(gang)))
 }
 
-/// Returns the free parts of all GPUs of a node as one place, or `None` if nothing is free.
-fn free_parts(state: &NodeState, gang: &GangKey) -> Option<PodGrant> {
-    let gpus = state.node().gpus().iter().map(|gpu| gpu.index);
-    let holds: Vec<_> = gpus.filter_map(|gpu| Some((gpu, state.free_hold(gpu)?))).collect();
+/// Returns the UID that holds GPUs back on a node. No pod has such a UID, because UIDs have no spaces.
+fn holder(gang: &GangKey, node: &NodeName) -> PodUid {
+    PodUid(format!("hold-back {gang} {node}"))
+}
+
+/// Returns the free parts of these GPUs of a node as one place, or `None` if nothing is free.
+pub(super) fn free_parts(state: &NodeState, gpus: GpuSet, pod: PodUid) -> Option<PodGrant> {
+    let holds: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu, state.free_hold(gpu)?))).collect();
     let node = state.node().name.clone();
     let containers = vec![ContainerGrant { container: String::new(), role: ContainerRole::Main, holds }];
-    // No pod has such a UID, because UIDs have no spaces.
-    let pod = PodUid(format!("hold-back {gang} {node}"));
     let place = PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers };
     (!place.containers[0].holds.is_empty()).then_some(place)
 }

@@ -15,7 +15,7 @@ use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 use tessera_wire::tessera::reservation::{self, BadReservations, NodeReservation};
 
-use super::{GpuPod, ReadableNode, State, Timestamp};
+use super::{Claimant, GpuPod, ReadableNode, State, Timestamp};
 
 /// The reservations of all nodes.
 #[derive(Debug, Default)]
@@ -182,12 +182,9 @@ impl State {
         args.names().find(|name| *name == place.node.0)
     }
 
-    /// Returns the place that a node annotation reserves for a pod.
+    /// Returns the place that is kept for a pod without a gang, by a node annotation or by evictions.
     pub(crate) fn reserved_place(&self, uid: &PodUid) -> Option<&PodGrant> {
-        if self.node_reservations.is_empty() || self.gang_key_of(uid).is_some() {
-            return None;
-        }
-        self.ledger().place(uid)
+        self.ledger().place(uid).filter(|_| self.gang_key_of(uid).is_none())
     }
 
     /// Returns the reservations of a node that are in effect: they have not ended, and their pod still waits.
@@ -201,6 +198,12 @@ impl State {
 
     /// Describes the reservation for a waiting pod.
     pub(crate) fn describe_reserved(&self, uid: &PodUid) -> Option<String> {
+        if self.evictions_left(&Claimant::Pod(uid.clone())) == Some(0) {
+            let node = &self.reserved_place(uid)?.node;
+            return Some(format!(
+                "its GPUs on node {node} became free by evictions, within the guarantee of its namespace"
+            ));
+        }
         let (node, reservation) = self.node_reservations.by_node.iter().find_map(|(node, all)| {
             let is_own = |one: &&NodeReservation| one.pod.as_ref().is_some_and(|pod| pod.uid == uid.0);
             Some((node, all.iter().find(is_own)?))

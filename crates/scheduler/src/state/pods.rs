@@ -112,6 +112,7 @@ impl State {
         self.gpu_pods.insert(uid.clone(), Box::new(fresh));
         self.view.set_pod(placed);
         self.join_gang(&uid);
+        self.follow_preemption(&uid);
     }
 
     /// Enters a pod without GPUs. Only its CPU and memory count.
@@ -152,11 +153,14 @@ impl State {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
         self.record_release(uid);
+        self.follow_preemption(uid);
+        self.record_use(uid);
         self.gpu_pods.remove(uid);
         self.view.remove_pod(uid);
         self.leave_gang(uid);
-        // People's reservations come before the hold-back of a gang.
+        // People's reservations come before the GPUs that are kept for a gang.
         self.refresh_node_reservations();
+        self.refresh_evictions();
         self.refresh_hold_back();
     }
 

@@ -111,6 +111,6 @@ impl ClusterFacts for State {
     }
 
     fn reservation_report(&self, uid: &PodUid) -> Option<String> {
-        self.describe_reserved(uid)
+        self.describe_reserved(uid).or_else(|| self.describe_guarantee(uid))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tessera_core::admission::{Admission, NodeOffer, PodQuery, RejectReason};
+use tessera_core::admission::{Admission, NodeOffer, PodQuery, QuotaState, RejectReason, Service};
 use tessera_core::gang::{GangClass, GangNode, GangPlan, GangWait, TopologyWish, nodes_to_empty, plan};
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::{NodeGrant, Reservation};
@@ -19,7 +19,7 @@ use tessera_wire::tessera::preferences::BadPreference;
 
 use super::filter::FilterVerdicts;
 use super::sample::MIN_SAMPLE;
-use crate::state::{GangStatus, GpuPod, ReadableNode, State, Timestamp, reservation_name};
+use crate::state::{Claimant, GangStatus, GpuPod, ReadableNode, State, Timestamp, reservation_name};
 
 /// Labels of nodes by which gangs are kept together, the narrowest level first: NVLink domains, racks, blocks, zones.
 pub const TOPOLOGY_KEYS: [&str; 11] = [
@@ -50,13 +50,32 @@ enum MemberVerdict<'n> {
 }
 
 /// Members that may be exchanged: they request the same and accept the same nodes.
-struct MemberClass<'a> {
+pub(super) struct MemberClass<'a> {
     members: Vec<PodUid>,
     pod: ParsedPod<'a>,
     spec: &'a GpuPod,
     requests: Vec<(MemoryUnit, PodRequest)>,
     /// True for the pod of the call, if it may only use the offered nodes.
     is_restricted: bool,
+}
+
+/// The states of nodes and the limits with which a gang is placed.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'s> {
+    /// States that count instead of those of the ledger.
+    pub(super) states: Option<&'s HashMap<NodeName, NodeState>>,
+    pub(super) quota: QuotaState<'s>,
+}
+
+impl Surroundings<'_> {
+    /// Returns the service of a node in these surroundings. Where pods are left out of the states, the devices that the
+    /// agent has withdrawn because of them are back.
+    fn service(&self, now: Service) -> Service {
+        match now {
+            Service::Withdrawn if self.states.is_some() => Service::Offered,
+            now => now,
+        }
+    }
 }
 
 /// Returns whether the pod may belong to a gang, by its keys alone. Most pods do not, and this is all they cost.
@@ -220,10 +239,16 @@ impl State {
             return self.wait_or_retry(key, no_room);
         }
         let has_held_back = self.lift_hold_back(key);
+        let has_evictions = self.lift_evictions(key);
         let verdict = self.try_to_reserve(key, status, uid, offered, no_room, now);
+        if has_evictions {
+            self.restore_evictions(key);
+        }
         if has_held_back {
             self.restore_hold_back(key);
-            // The hold-back itself changes nodes, and the gang does not fit because of that.
+        }
+        if has_held_back || has_evictions {
+            // What is kept for the gang changes nodes, and the gang does not fit because of that.
             if matches!(verdict, MemberVerdict::Wait(GangWait::NoRoom { .. }) | MemberVerdict::Retry(_)) {
                 self.record_no_room(key, now);
             }
@@ -315,12 +340,10 @@ impl State {
     pub(crate) fn nodes_to_empty(&self, key: &GangKey) -> Vec<NodeName> {
         let Some(status) = self.gang_status(key) else { return Vec::new() };
         let classes = self.classes(status.missing(), None);
-        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[]) else { return Vec::new() };
-        let demands: Vec<GangClass<'_>> = classes
-            .iter()
-            .map(|class| GangClass { count: class.members.len(), policy: &class.pod.policy })
-            .collect();
-        let found = nodes_to_empty(&demands, &nodes, &status.topology);
+        let Ok(nodes) = self.gang_nodes(key, &status, &classes, &[], self.surroundings()) else {
+            return Vec::new();
+        };
+        let found = nodes_to_empty(&demands(&classes), &nodes, &status.topology);
         found.into_iter().map(|node| nodes[node].state.node().name.clone()).collect()
     }
 
@@ -345,12 +368,8 @@ impl State {
     ) -> Result<Option<Vec<PodGrant>>, OverQuota> {
         let classes = self.classes(status.missing(), caller.map(|(uid, _)| uid).filter(|_| is_restricted));
         let offered = caller.map(|(_, offered)| offered).unwrap_or_default();
-        let nodes = self.gang_nodes(key, status, &classes, offered)?;
-        let demands: Vec<GangClass<'_>> = classes
-            .iter()
-            .map(|class| GangClass { count: class.members.len(), policy: &class.pod.policy })
-            .collect();
-        let Some(placed) = plan(&demands, &nodes, &status.topology) else { return Ok(None) };
+        let nodes = self.gang_nodes(key, status, &classes, offered, self.surroundings())?;
+        let Some(placed) = plan(&demands(&classes), &nodes, &status.topology) else { return Ok(None) };
         let assigned = assign(&classes, &nodes, placed, caller);
         let is_offered = |place: &PodGrant| offered.contains(&place.node.0.as_str());
         if let Some((uid, _)) = caller
@@ -359,12 +378,16 @@ impl State {
             // The offered nodes are another condition for this pod alone.
             return if is_restricted { Ok(None) } else { self.places(key, status, caller, true) };
         }
-        self.check_quota(key, &assigned)?;
+        self.check_quota(key, &assigned, self.quota_state())?;
         Ok(Some(assigned))
     }
 
     /// Groups the members that may be exchanged.
-    fn classes<'s>(&'s self, missing: &[PodUid], restricted: Option<&PodUid>) -> Vec<MemberClass<'s>> {
+    pub(super) fn classes<'s>(
+        &'s self,
+        missing: &[PodUid],
+        restricted: Option<&PodUid>,
+    ) -> Vec<MemberClass<'s>> {
         let mut classes: Vec<MemberClass<'s>> = Vec::new();
         for uid in missing {
             let Some(spec) = self.member(uid) else { continue };
@@ -396,6 +419,10 @@ impl State {
         classes
     }
 
+    fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings { states: None, quota: self.quota_state() }
+    }
+
     fn memory_units(&self) -> Vec<MemoryUnit> {
         let mut units = Vec::new();
         for node in self.readable_nodes() {
@@ -413,12 +440,13 @@ impl State {
     }
 
     /// Returns the nodes as the members meet them. Fails if the quota excludes all nodes.
-    fn gang_nodes<'s>(
+    pub(super) fn gang_nodes<'s>(
         &'s self,
         key: &GangKey,
         status: &GangStatus,
         classes: &'s [MemberClass<'s>],
         offered: &[&str],
+        around: Surroundings<'s>,
     ) -> Result<Vec<GangNode<'s>>, OverQuota> {
         let constraints: Vec<_> = classes.iter().map(|class| class.spec.spec.constraints()).collect();
         let with_members = self.nodes_of_gang(key);
@@ -430,20 +458,20 @@ impl State {
         let mut nodes = Vec::new();
         for node in self.readable_nodes() {
             let name = &node.spec.node.name;
+            let state = around.states.and_then(|states| states.get(name)).unwrap_or(node.state);
             let labels = self.constraints(name);
             let label = |key: &str| labels.and_then(|known| known.labels.get(key)).map(String::as_str);
             let requests = classes.iter().zip(&constraints).map(|(class, constraints)| {
                 let (_, request) = class.requests.iter().find(|(unit, _)| *unit == node.spec.unit)?;
                 let offer = NodeOffer {
-                    state: node.state,
-                    service: node
-                        .spec
-                        .dialects
-                        .service(class.pod.shape.dialects, node.spec.is_agent_unavailable),
+                    state,
+                    service: around.service(
+                        node.spec.dialects.service(class.pod.shape.dialects, node.spec.is_agent_unavailable),
+                    ),
                     quota_labels: node.quota_labels,
                 };
                 let query = PodQuery { namespace: &key.namespace, request, policy: &class.pod.policy };
-                let quota = self.quota_state().limiting(&key.namespace);
+                let quota = around.quota.limiting(&key.namespace);
                 if let Err(reason) = (Admission { offer, query, quota }).check() {
                     if let RejectReason::Quota(reason) = reason {
                         over.get_or_insert(reason);
@@ -459,7 +487,7 @@ impl State {
             let has_member = with_members.contains(name);
             if has_member || requests.iter().any(Option::is_some) {
                 nodes.push(GangNode {
-                    state: node.state,
+                    state,
                     domains: TOPOLOGY_KEYS.iter().map(|key| label(key)).collect(),
                     wished: wished.and_then(label),
                     requests,
@@ -474,8 +502,13 @@ impl State {
     }
 
     /// Checks that the quota allows all members at the same time.
-    fn check_quota(&self, key: &GangKey, places: &[PodGrant]) -> Result<(), OverQuota> {
-        let Some(quota) = self.quota_state().limiting(&key.namespace) else { return Ok(()) };
+    pub(super) fn check_quota(
+        &self,
+        key: &GangKey,
+        places: &[PodGrant],
+        quota: QuotaState<'_>,
+    ) -> Result<(), OverQuota> {
+        let Some(quota) = quota.limiting(&key.namespace) else { return Ok(()) };
         let mut usage = quota.usage.clone();
         for place in places {
             let Ok(node) = self.readable_node(&place.node.0) else { continue };
@@ -534,8 +567,14 @@ impl State {
         let (key, status) = self.gang_of(uid)?;
         let GangStatus { size, present, settled, .. } = status;
         let reserved_on = self.ledger().place(uid).map(|place| &place.node);
-        let unplaced = "no nodes have GPUs for all of them at the same time";
-        Some(GangProgress { size, present, settled }.describe(key, reserved_on, unplaced))
+        let unplaced = match self.evictions_left(&Claimant::Gang(key.clone())) {
+            None => "no nodes have GPUs for all of them at the same time".to_owned(),
+            Some(0) => "GPUs for all of them are free and kept for the gang".to_owned(),
+            Some(left) => {
+                format!("it waits for the end of {}, evicted to make room for it", Count(left, "pod"))
+            }
+        };
+        Some(GangProgress { size, present, settled }.describe(key, reserved_on, &unplaced))
     }
 }
 
@@ -543,8 +582,15 @@ fn not_offered<'n>(key: &GangKey) -> MemberVerdict<'n> {
     MemberVerdict::Wait(GangWait::NotOffered { gang: key.to_string() })
 }
 
+/// Returns what each class asks for.
+pub(super) fn demands<'c>(classes: &'c [MemberClass<'_>]) -> Vec<GangClass<'c>> {
+    let demand =
+        |class: &'c MemberClass<'_>| GangClass { count: class.members.len(), policy: &class.pod.policy };
+    classes.iter().map(demand).collect()
+}
+
 /// Assigns the places of a plan to the members. The pod of the call gets one on an offered node, if there is one.
-fn assign(
+pub(super) fn assign(
     classes: &[MemberClass<'_>],
     nodes: &[GangNode<'_>],
     plan: GangPlan,

@@ -1,19 +1,20 @@
 //! Chooses the pods to evict so that a pod of higher priority gets its GPUs.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::disruption::{EvictedPod, violations};
 use tessera_core::ledger::NodeGrant;
 use tessera_core::preemption::{Preemptor, RunningPod, victims};
-use tessera_core::quota::GpuAmount;
+use tessera_core::quota::{GpuAmount, GuaranteedUse};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
+use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::gang::GangKey;
 use tessera_wire::tessera::parsed_pod::ParsedPod;
 
-use crate::state::{GpuPod, State, StateAccess};
+use crate::state::{Claimant, GpuPod, State, StateAccess};
 
 /// Returns for each node the pods that must go so that the right GPUs become free. Nodes on which evictions
 /// do not help are left out. The state is locked for one node at a time, because a crowded node takes
@@ -22,25 +23,75 @@ use crate::state::{GpuPod, State, StateAccess};
 pub fn preempt(access: &impl StateAccess, args: &PreemptionArgs) -> PreemptionResult {
     let mut result = PreemptionResult::default();
     let Ok(pod) = access.with_state(|state| ParsedPod::of(state, &args.pod)) else { return result };
+    if access.with_state(|state| state.evicts_for_pod(&args.pod)) {
+        return result;
+    }
     let priority = args.pod.spec.priority.unwrap_or(0);
+    let guarantees = access.with_state(|state| state.guarantees_of_others(pod.namespace));
+    let preempting = Preempting { pod: &pod, priority, guarantees: &guarantees };
     for (node, proposed) in args.proposals() {
-        let victims = access.with_state(|state| state.preempt_on(node, &pod, priority, proposed));
+        let victims = access.with_state(|state| state.preempt_on(node, preempting, proposed));
         result.node_name_to_meta_victims.extend(victims.map(|victims| (node.to_owned(), victims)));
     }
     result
 }
 
+/// The pod for which others are preempted.
+#[derive(Clone, Copy)]
+struct Preempting<'a> {
+    pod: &'a ParsedPod<'a>,
+    priority: i32,
+    /// Guarantees of the namespaces of other pods.
+    guarantees: &'a BTreeMap<String, GuaranteedUse>,
+}
+
 impl State {
+    /// Returns whether evictions for this pod are planned here: for all pods of its gang together, or within the
+    /// guarantee of its namespace. kube-scheduler must not evict further pods for it then.
+    fn evicts_for_pod(&self, pod: &Pod) -> bool {
+        let uid = PodUid(pod.metadata.uid.clone());
+        self.may_evict()
+            && (self.gang_of(&uid).is_some() || self.evictions_left(&Claimant::Pod(uid)).is_some())
+    }
+
+    /// Returns the pods of a node whose eviction would leave other namespaces below their guarantees. Of the others all
+    /// may go together.
+    fn guaranteed_pods(
+        &self,
+        name: &NodeName,
+        guarantees: &BTreeMap<String, GuaranteedUse>,
+    ) -> BTreeSet<&PodUid> {
+        if guarantees.is_empty() {
+            return BTreeSet::new();
+        }
+        let held =
+            self.ledger().grants_on(name).filter_map(|grant| Some((&grant.pod, self.pod(&grant.pod)?)));
+        let mut held: Vec<(&PodUid, &GpuPod)> = held.filter(|(_, pod)| !pod.is_ending).collect();
+        held.sort_by_key(|(uid, pod)| (pod.priority(), Reverse(pod.started), *uid));
+        let mut lost: BTreeMap<&str, GpuAmount> = BTreeMap::new();
+        let mut kept = BTreeSet::new();
+        for (uid, pod) in held {
+            let Some(guaranteed) = guarantees.get(&pod.namespace) else { continue };
+            let sum = lost.entry(&pod.namespace).or_default();
+            let more = sum.plus(self.amount_of(uid));
+            if guaranteed.may_lose(more) {
+                *sum = more;
+            } else {
+                kept.insert(uid);
+            }
+        }
+        kept
+    }
+
     fn preempt_on(
         &self,
         node: &str,
-        pod: &ParsedPod<'_>,
-        priority: i32,
+        preempting: Preempting<'_>,
         proposed: MetaVictims,
     ) -> Option<MetaVictims> {
         // kube-scheduler alone decides for a pod without GPUs.
-        let chosen = if pod.wants_gpu() {
-            self.victims(&NodeName(node.to_owned()), pod, priority, &proposed)?
+        let chosen = if preempting.pod.wants_gpu() {
+            self.victims(&NodeName(node.to_owned()), preempting, &proposed)?
         } else {
             proposed
         };
@@ -51,13 +102,13 @@ impl State {
     fn victims(
         &self,
         name: &NodeName,
-        pod: &ParsedPod<'_>,
-        priority: i32,
+        Preempting { pod, priority, guarantees }: Preempting<'_>,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
         let node = self.readable_node(&name.0).ok()?;
         let request = pod.request(node.spec.unit);
         let quota_excess = self.admission(&node, pod, &request).quota_excess()?;
+        let guaranteed = self.guaranteed_pods(name, guarantees);
         let mut gangs: Vec<&GangKey> = Vec::new();
         let running: Vec<RunningPod<'_>> = self
             .ledger()
@@ -86,7 +137,8 @@ impl State {
                 } else {
                     GpuAmount::default()
                 };
-                RunningPod { grant: counted, priority, gang, quota_released }
+                let is_guaranteed = guaranteed.contains(&counted.grant().pod);
+                RunningPod { grant: counted, priority, gang, quota_released, is_guaranteed }
             })
             .collect();
         let preemptor = Preemptor { request: &request, priority, policy: &pod.policy, quota_excess };

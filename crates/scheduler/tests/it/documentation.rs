@@ -21,12 +21,13 @@ fn documentation_and_scheduler_name_the_same_metrics() {
     // written.
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("p", 1), "n");
-    let limits = r#"{"team":{"percent":100,"memoryMiB":1024}}"#;
+    let limits = r#"{"team":{"percent":100,"memoryMiB":1024,"guaranteed":{"percent":50,"memoryMiB":512}}}"#;
     state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let metrics = Metrics::default();
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);
     metrics.bound("bound");
+    metrics.evicted("accepted");
     metrics.claim_replaced(tessera_core::claim::Replacement::NoRoom);
     let made = self_signed("tessera", 1_800_000_000).unwrap();
     metrics.set_certificates("verbs", Tls::for_all(&made.certificate, &made.key).unwrap());

@@ -92,12 +92,16 @@ pub(crate) fn parse(pod: &Value) -> Pod {
 
 /// Returns a state with these nodes.
 pub(crate) fn state(nodes: &[Value]) -> State {
+    state_with(nodes, SchedulerSettings::default())
+}
+
+/// Returns a state with these nodes and quotas, and otherwise these settings.
+pub(crate) fn state_with(nodes: &[Value], settings: SchedulerSettings) -> State {
     let quota =
         tessera_wire::foreign::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#)
             .unwrap();
     let pass_on = PassOn::All;
-    let mut state =
-        State::new(SchedulerSettings { quota: Some(quota), pass_on, ..SchedulerSettings::default() });
+    let mut state = State::new(SchedulerSettings { quota: Some(quota), pass_on, ..settings });
     for node in nodes {
         set_node(&mut state, node);
     }
@@ -142,6 +146,58 @@ pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
         pod_uid: pod.metadata.uid,
         node: node.to_owned(),
     }
+}
+
+/// Returns a pod of a gang with whole GPUs.
+pub(crate) fn member(gang: &str, size: usize, number: usize, gpus: u64) -> Value {
+    let mut pod = whole(&format!("{gang}-{number}"), gpus);
+    pod["metadata"]["annotations"] = json!({ "tessera.dev/gang": format!("{gang}/{size}") });
+    pod["metadata"]["creationTimestamp"] = format!("2026-01-01T00:00:{number:02}Z").into();
+    pod
+}
+
+/// Returns the answer of filter as the server gives it.
+pub(crate) fn ask(state: &mut State, pod: &Value, nodes: &[&str], now: u64) -> FilterResult {
+    let args = question(pod, nodes);
+    let answer =
+        state.filter_member(&args, at(now)).map(|verdicts| serde_json::to_string(&verdicts).unwrap());
+    let answer = answer
+        .unwrap_or_else(|| serde_json::to_string(&state.filter(&args, &VerdictCache::default())).unwrap());
+    serde_json::from_str(&answer).unwrap()
+}
+
+pub(crate) fn passed(answer: &FilterResult) -> Vec<String> {
+    answer.node_names.clone().unwrap_or_default()
+}
+
+/// Returns the one reason of an answer that rejects every node.
+pub(crate) fn reason(answer: &FilterResult) -> String {
+    assert_eq!(passed(answer), [""; 0]);
+    let mut texts: Vec<&String> = answer.failed_and_unresolvable_nodes.values().collect();
+    texts.dedup();
+    texts.first().map_or_else(|| answer.error.clone(), |text| (*text).clone())
+}
+
+/// Binds a pod like kube-scheduler does after filter has passed a node.
+pub(crate) fn bind_member(state: &mut State, pod: &Value, node: &str, now: u64) -> Value {
+    let BindStep::Send(BindOrder { annotations, .. }) =
+        state.begin_bind(&bind_args(pod, node), at(now)).unwrap()
+    else {
+        panic!("nothing to send");
+    };
+    state.end_bind(&PodUid(parse(pod).metadata.uid), BindOutcome::Bound, at(now));
+    let mut bound = pod.clone();
+    bound["spec"]["nodeName"] = node.into();
+    for (key, value) in annotations {
+        bound["metadata"]["annotations"][key] = value.into();
+    }
+    set_pod(state, &bound);
+    bound
+}
+
+/// Deletes a pod.
+pub(crate) fn end(state: &mut State, pod: &Value) {
+    state.handle(StateEvent::Pod(WatchEvent::Gone(parse(pod))));
 }
 
 /// Binds a pod as the server does, with an API server that accepts every binding.

@@ -5,60 +5,11 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindOrder, BindOutcome, BindStep, State, StateEvent, WatchEvent};
-use tessera_scheduler::verb::verdict_cache::VerdictCache;
-use tessera_wire::foreign::extender::FilterResult;
+use tessera_scheduler::state::{BindOutcome, State, StateEvent, WatchEvent};
 use tessera_wire::foreign::pod_group::PodGroup;
 use tessera_wire::tessera::gang::GangOrigin;
 
 use crate::fixtures::*;
-
-/// Returns a pod of a gang with whole GPUs.
-fn member(gang: &str, size: usize, number: usize, gpus: u64) -> Value {
-    let mut pod = whole(&format!("{gang}-{number}"), gpus);
-    pod["metadata"]["annotations"] = json!({ "tessera.dev/gang": format!("{gang}/{size}") });
-    pod["metadata"]["creationTimestamp"] = format!("2026-01-01T00:00:{number:02}Z").into();
-    pod
-}
-
-/// Returns the answer of filter as the server gives it.
-fn ask(state: &mut State, pod: &Value, nodes: &[&str], now: u64) -> FilterResult {
-    let args = question(pod, nodes);
-    let answer =
-        state.filter_member(&args, at(now)).map(|verdicts| serde_json::to_string(&verdicts).unwrap());
-    let answer = answer
-        .unwrap_or_else(|| serde_json::to_string(&state.filter(&args, &VerdictCache::default())).unwrap());
-    serde_json::from_str(&answer).unwrap()
-}
-
-fn passed(answer: &FilterResult) -> Vec<String> {
-    answer.node_names.clone().unwrap_or_default()
-}
-
-/// Returns the one reason of an answer that rejects every node.
-fn reason(answer: &FilterResult) -> String {
-    assert_eq!(passed(answer), [""; 0]);
-    let mut texts: Vec<&String> = answer.failed_and_unresolvable_nodes.values().collect();
-    texts.dedup();
-    texts.first().map_or_else(|| answer.error.clone(), |text| (*text).clone())
-}
-
-/// Binds a pod like kube-scheduler does after filter has passed a node.
-fn bind_member(state: &mut State, pod: &Value, node: &str, now: u64) -> Value {
-    let BindStep::Send(BindOrder { annotations, .. }) =
-        state.begin_bind(&bind_args(pod, node), at(now)).unwrap()
-    else {
-        panic!("nothing to send");
-    };
-    state.end_bind(&PodUid(parse(pod).metadata.uid), BindOutcome::Bound, at(now));
-    let mut bound = pod.clone();
-    bound["spec"]["nodeName"] = node.into();
-    for (key, value) in annotations {
-        bound["metadata"]["annotations"][key] = value.into();
-    }
-    set_pod(state, &bound);
-    bound
-}
 
 fn two_nodes() -> State {
     state(&[node("a", 8, "GiB"), node("b", 8, "GiB")])
@@ -337,10 +288,6 @@ fn gpus_that_become_free_are_held_back_for_the_first_waiting_gang_for_a_while() 
     let small: Vec<Value> = (0..16).map(|number| whole(&format!("small-{number}"), 1)).collect();
     let running: Vec<Value> =
         (small.iter().enumerate()).map(|(number, pod)| bind(&mut state, pod, NODES[number / 8])).collect();
-    let end = |state: &mut State, pod: &Value| {
-        let gone = WatchEvent::Gone(parse(pod));
-        state.handle(StateEvent::Pod(gone));
-    };
     let pods = [0, 1].map(|number| member("train", 2, number, 8));
     pods.iter().for_each(|pod| set_pod(&mut state, pod));
     reason(&ask(&mut state, &pods[0], &NODES, 0));
@@ -353,7 +300,7 @@ fn gpus_that_become_free_are_held_back_for_the_first_waiting_gang_for_a_while() 
     assert_eq!(passed(&ask(&mut state, &pods[0], &NODES, 3)).len(), 1);
     assert_eq!(passed(&ask(&mut state, &pods[1], &NODES, 3)).len(), 1);
 
-    // A gang that gets no room in time holds nothing back any more, and never again.
+    // A gang that gets no room in time holds nothing back for as long, and then again.
     let mut state = two_nodes();
     bind(&mut state, &whole("running", 1), "a");
     pods.iter().for_each(|pod| set_pod(&mut state, pod));
@@ -369,6 +316,72 @@ fn gpus_that_become_free_are_held_back_for_the_first_waiting_gang_for_a_while() 
     reason(&ask(&mut state, &pods[0], &NODES, 603));
     state.expire_gangs(at(604));
     assert_eq!(passed(&ask(&mut state, &whole("late", 1), &NODES, 605)).len(), 2);
+    state.expire_gangs(at(1201));
+    assert_eq!(passed(&ask(&mut state, &whole("late", 1), &NODES, 1202)), [""; 0]);
+}
+
+#[test]
+fn waiting_gangs_hold_back_gpus_in_turns() {
+    let mut state = two_nodes();
+    bind(&mut state, &whole("running-a", 1), "a");
+    bind(&mut state, &whole("running-b", 1), "b");
+    for gang in ["one", "two"] {
+        let pods = [0, 1].map(|number| member(gang, 2, number, 8));
+        pods.iter().for_each(|pod| set_pod(&mut state, pod));
+        reason(&ask(&mut state, &pods[0], &NODES, 0));
+    }
+    let late = whole("late", 1);
+    let mut owner_at = |seconds: u64| {
+        state.expire_gangs(at(seconds));
+        let said = state.waits_for_reservation(&question(&late, &NODES)).unwrap_or_default();
+        said.split_whitespace().find(|word| word.starts_with("team/")).map(|gang| gang.to_owned())
+    };
+    assert_eq!(owner_at(1).as_deref(), Some("team/one,"));
+    assert_eq!(owner_at(601).as_deref(), Some("team/two,"));
+    assert_eq!(owner_at(1201).as_deref(), Some("team/one,"));
+    assert_eq!(owner_at(1801).as_deref(), Some("team/two,"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Small pods take every GPU that is free, and each runs for a while. The gang starts nevertheless: pods that run for
+    /// longer than a hold-back only delay it until a later one.
+    #[test]
+    fn a_gang_starts_below_a_stream_of_small_pods(
+        first in prop::collection::vec(1..1500u64, 16),
+        later in prop::collection::vec(1..500u64, 1..40),
+    ) {
+        let mut state = two_nodes();
+        let mut ends: Vec<(u64, Value)> = Vec::new();
+        let (mut made, mut now) = (0, 0);
+        let pods = [0, 1].map(|number| member("train", 2, number, 8));
+        pods.iter().for_each(|pod| set_pod(&mut state, pod));
+        let is_bound = loop {
+            while let Some((_, pod)) = ends.pop_if(|(end, _)| *end <= now) {
+                end(&mut state, &pod);
+            }
+            // A stream of small pods takes what is free.
+            loop {
+                let pod = whole(&format!("small-{made}"), 1);
+                let Some(node) = passed(&filter(&state, &pod, &NODES)).first().cloned() else { break };
+                let time = first.get(made).copied().unwrap_or_else(|| later[made % later.len()]);
+                ends.push((now + time, bind(&mut state, &pod, &node)));
+                ends.sort_by_key(|(end, _)| std::cmp::Reverse(*end));
+                made += 1;
+            }
+            let nodes = passed(&ask(&mut state, &pods[0], &NODES, now));
+            if !nodes.is_empty() {
+                break true;
+            }
+            if now > 6000 {
+                break false;
+            }
+            state.expire_gangs(at(now));
+            now += 20;
+        };
+        prop_assert!(is_bound, "the gang starves");
+    }
 }
 
 /// A step of the simulation.

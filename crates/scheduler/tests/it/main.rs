@@ -6,10 +6,12 @@
 mod access;
 mod agents;
 mod bind;
+mod borrowing;
 mod claims;
 mod cluster_events;
 mod dashboard;
 mod documentation;
+mod evictions;
 mod explain;
 mod filter;
 mod filter_only;

@@ -186,8 +186,9 @@ mod tests {
 
     #[test]
     fn other_objects_are_not_answered() {
-        let read =
-            |text: &str| serde_json::from_str::<AdmissionReview>(text).unwrap().with_scheduler("tessera", true);
+        let read = |text: &str| {
+            serde_json::from_str::<AdmissionReview>(text).unwrap().with_scheduler("tessera", true)
+        };
         let old = read(
             r#"{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview","request":{"uid":"u"}}"#,
         );

@@ -12,11 +12,17 @@ use tessera_core::constraint::{
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
-use crate::foreign::objects::{Amount, Amounts, Condition, Node, PodSpec, Resources, null_as_default};
+use crate::foreign::objects::{
+    Amount, Amounts, Condition, Node, PodConditions, PodSpec, Resources, null_as_default,
+};
 use crate::foreign::quantity::Quantity;
 
 /// Type of the condition by which a scheduler reports on a pod.
 const POD_SCHEDULED: &str = "PodScheduled";
+
+/// Type and reason of the condition by which kube-scheduler says that it preempts a pod.
+const DISRUPTION_TARGET: &str = "DisruptionTarget";
+const PREEMPTION: &str = "PreemptionByScheduler";
 
 /// Affinity of a pod, reduced to what Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -203,15 +209,21 @@ pub(crate) fn has_bound_volumes<'de, D: Deserializer<'de>>(deserializer: D) -> R
     Ok(all.iter().any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()))
 }
 
-/// Deserializes the conditions of a pod into the one by which a scheduler reports that it cannot
-/// place the pod.
-pub(crate) fn unscheduled<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Box<Condition>>, D::Error> {
+/// Deserializes the preemption policy of a pod into whether it forbids preemption.
+pub(crate) fn never_preempts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    let policy: String = null_as_default(deserializer)?;
+    Ok(policy == "Never")
+}
+
+/// Deserializes the conditions of a pod into those that Tessera reads.
+pub(crate) fn pod_conditions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PodConditions, D::Error> {
     let all: Vec<Condition> = null_as_default(deserializer)?;
+    let is_preempted = all.iter().any(|condition| {
+        condition.kind == DISRUPTION_TARGET && condition.status == "True" && condition.reason == PREEMPTION
+    });
     let mut found =
         all.into_iter().filter(|condition| condition.kind == POD_SCHEDULED && condition.status == "False");
-    Ok(found.next().map(Box::new))
+    Ok(PodConditions { unscheduled: found.next().map(Box::new), is_preempted })
 }
 
 impl From<TermObject> for NodeTerm {

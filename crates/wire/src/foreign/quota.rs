@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tessera_core::quota::{NamespaceLimit, Quota, UnreadableLimits};
+use tessera_core::quota::{Guarantee, NamespaceLimit, Quota, UnreadableLimits};
 use tessera_core::units::MiB;
 
 /// Key in the ConfigMap that holds the limits.
@@ -29,7 +29,7 @@ pub struct QuotaSettings {
 }
 
 /// Example of a namespace's limits, for error messages.
-const EXPECTED: &str = r#"{"quota": {"<model>": 4}, "pool": ["<pool>"], "memoryMiB": 65536, "percent": 400}"#;
+const EXPECTED: &str = r#"{"quota": {"<model>": 4}, "pool": ["<pool>"], "memoryMiB": 65536, "percent": 400, "guaranteed": {"percent": 200}}"#;
 
 /// Limits that cannot be parsed at all.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,47 @@ struct Namespace {
     memory_mib: Option<u64>,
     /// Tessera's extension: compute percent of all GPUs together.
     percent: Option<u64>,
+    /// Tessera's extension: the part that the namespace gets back from others.
+    guaranteed: Option<Guaranteed>,
+}
+
+/// The guaranteed part of a namespace.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Guaranteed {
+    #[serde(rename = "memoryMiB")]
+    memory_mib: Option<u64>,
+    percent: Option<u64>,
+}
+
+/// Limits of one namespace that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+enum BadNamespace {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("guaranteed names no amount: write percent, memoryMiB or both")]
+    Empty,
+    #[error("guaranteed.{key} is {guaranteed}, more than the limit {key} of {limit}")]
+    AboveLimit { key: &'static str, guaranteed: u64, limit: u64 },
+}
+
+impl Namespace {
+    /// Checks that the guaranteed part names an amount and is within the limits.
+    fn check(self) -> Result<Self, BadNamespace> {
+        let Some(Guaranteed { memory_mib, percent }) = &self.guaranteed else { return Ok(self) };
+        if memory_mib.is_none() && percent.is_none() {
+            return Err(BadNamespace::Empty);
+        }
+        let pairs = [("percent", *percent, self.percent), ("memoryMiB", *memory_mib, self.memory_mib)];
+        for (key, guaranteed, limit) in pairs {
+            if let (Some(guaranteed), Some(limit)) = (guaranteed, limit)
+                && guaranteed > limit
+            {
+                return Err(BadNamespace::AboveLimit { key, guaranteed, limit });
+            }
+        }
+        Ok(self)
+    }
 }
 
 /// Parses the settings file.
@@ -79,7 +120,7 @@ pub fn parse(json: &str, origin: &str) -> Result<Quota, BadQuota> {
     let written: BTreeMap<String, Value> = serde_json::from_str(json).map_err(bad)?;
     let (mut namespaces, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
     for (name, limits) in written {
-        match Namespace::deserialize(limits) {
+        match Namespace::deserialize(limits).map_err(BadNamespace::from).and_then(Namespace::check) {
             Ok(limits) => {
                 namespaces.insert(name, limits.into());
             }
@@ -98,13 +139,17 @@ impl From<Namespace> for NamespaceLimit {
     fn from(limits: Namespace) -> Self {
         Self {
             // A namespace with only Tessera's own limits may use any model.
-            gpus_by_model: match (limits.quota, limits.memory_mib, limits.percent) {
-                (None, None, None) => Some(BTreeMap::new()),
-                (gpus, _, _) => gpus,
+            gpus_by_model: match (limits.quota, limits.memory_mib, limits.percent, &limits.guaranteed) {
+                (None, None, None, None) => Some(BTreeMap::new()),
+                (gpus, ..) => gpus,
             },
             pools: limits.pool.unwrap_or_default(),
             memory: limits.memory_mib.map(MiB),
             compute_percent: limits.percent,
+            guarantee: limits.guaranteed.map(|guaranteed| Guarantee {
+                memory: guaranteed.memory_mib.map(MiB),
+                compute_percent: guaranteed.percent,
+            }),
         }
     }
 }
@@ -139,8 +184,15 @@ mod tests {
         check(r#"{"percent":-1}"#, "invalid value: integer `-1`, expected u64");
         check("null", "invalid type: null, expected struct Namespace");
         check("400", "invalid type: integer `400`, expected struct Namespace");
-        let misspelt = "unknown field `memoryMb`, expected one of `quota`, `pool`, `memoryMiB`, `percent`";
+        let misspelt =
+            "unknown field `memoryMb`, expected one of `quota`, `pool`, `memoryMiB`, `percent`, `guaranteed`";
         check(r#"{"quota":{"M40":4},"memoryMb":1024}"#, misspelt);
+        check(r#"{"guaranteed":{}}"#, "guaranteed names no amount: write percent, memoryMiB or both");
+        check(r#"{"guaranteed":{"gpus":1}}"#, "unknown field `gpus`, expected `memoryMiB` or `percent`");
+        check(
+            r#"{"percent":400,"guaranteed":{"percent":500}}"#,
+            "guaranteed.percent is 500, more than the limit percent of 400",
+        );
     }
 
     #[test]
@@ -164,6 +216,15 @@ mod tests {
             (&some.gpus_by_model, some.memory, some.compute_percent),
             (&None, Some(MiB(1024)), Some(150))
         );
+    }
+
+    #[test]
+    fn a_guaranteed_part_alone_forbids_nothing() {
+        let quota = parse(r#"{"team":{"guaranteed":{"percent":400,"memoryMiB":65536}}}"#).unwrap();
+        let limit = &quota.namespaces["team"];
+        assert_eq!((&limit.gpus_by_model, limit.memory, limit.compute_percent), (&None, None, None));
+        let guarantee = Guarantee { memory: Some(MiB(65_536)), compute_percent: Some(400) };
+        assert_eq!(quota.guarantee("team"), Some(guarantee));
     }
 
     #[test]

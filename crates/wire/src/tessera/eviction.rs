@@ -68,6 +68,21 @@ pub fn fixed(pod: &Pod, controller: Option<&str>) -> Option<Fixed> {
     is_bound.then_some(Fixed::KnownToKubeScheduler)
 }
 
+/// Returns why a pod must not be evicted in favour of others, or `None` if it may be. Unlike a pod that is moved, such a
+/// pod needs neither a controller nor another place.
+#[must_use]
+pub fn fixed_for_others(annotations: &BTreeMap<String, String>) -> Option<Fixed> {
+    let is_marked = |(key, value): &(&str, &str)| annotations.get(*key).is_some_and(|set| set == value);
+    let mark = MARKS.iter().find(|mark| is_marked(mark)).map(|(key, _)| Fixed::Marked(key));
+    mark.or_else(|| annotations.contains_key(MIRROR).then_some(Fixed::BoundToNode))
+}
+
+/// Returns whether an annotation with this key says something about evictions.
+#[must_use]
+pub fn is_key(key: &str) -> bool {
+    MARKS.iter().any(|(mark, _)| *mark == key) || [CHECKPOINT_INTERVAL, MIRROR].contains(&key)
+}
+
 /// Returns the work that an eviction loses: all since the start of the pod, or since its last checkpoint. A hint that
 /// cannot be parsed does not count.
 #[must_use]
@@ -117,6 +132,18 @@ mod tests {
         let mut ending = pod(&[]);
         ending.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
         assert_eq!(fixed(&ending, Some("Job")), Some(Fixed::Ending));
+    }
+
+    #[test]
+    fn only_marked_and_static_pods_stay_where_others_need_the_gpus() {
+        let fixed = |annotations: &[(&str, &str)]| fixed_for_others(&pod(annotations).metadata.annotations);
+        assert_eq!(fixed(&[]), None);
+        assert_eq!(fixed(&[("tessera.dev/gang", "train/2")]), None);
+        assert_eq!(fixed(&[(MIRROR, "hash")]), Some(Fixed::BoundToNode));
+        for (key, value) in MARKS {
+            assert_eq!(fixed(&[(key, value)]), Some(Fixed::Marked(key)));
+            assert!(is_key(key));
+        }
     }
 
     #[test]

@@ -28,8 +28,9 @@ const LIGHT_SIZE_LABEL: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 const KUEUE_NAME_LABEL: &str = "kueue.x-k8s.io/pod-group-name";
 const KUEUE_SIZE_ANNOTATION: &str = "kueue.x-k8s.io/pod-group-total-count";
 
-/// Annotation of Volcano with the name of a PodGroup.
+/// Annotations of Volcano with the name of a PodGroup: the one that its controllers write, and the one of its API group.
 const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+const VOLCANO_OWN_ANNOTATION: &str = "scheduling.volcano.sh/group-name";
 
 /// Annotation of KAI with the name of a PodGroup.
 const KAI_ANNOTATION: &str = "pod-group-name";
@@ -43,7 +44,8 @@ const JOB_LABELS: [&str; 4] = [
 ];
 
 /// Annotations that [`membership`] reads.
-const ANNOTATIONS: [&str; 5] = [KEY, TOPOLOGY_KEY, KUEUE_SIZE_ANNOTATION, VOLCANO_ANNOTATION, KAI_ANNOTATION];
+const ANNOTATIONS: [&str; 6] =
+    [KEY, TOPOLOGY_KEY, KUEUE_SIZE_ANNOTATION, VOLCANO_ANNOTATION, VOLCANO_OWN_ANNOTATION, KAI_ANNOTATION];
 
 /// Largest gang. No cluster has more nodes, and larger numbers are mistakes.
 pub(crate) const MAX_SIZE: u32 = 10_000;
@@ -207,6 +209,7 @@ fn group<'p>(
         (GangOrigin::Kueue, labels.get(KUEUE_NAME_LABEL), number(annotations.get(KUEUE_SIZE_ANNOTATION))),
         (GangOrigin::Coscheduling, labels.get(COSCHEDULING_LABEL), None),
         (GangOrigin::Volcano, annotations.get(VOLCANO_ANNOTATION), None),
+        (GangOrigin::Volcano, annotations.get(VOLCANO_OWN_ANNOTATION), None),
         (GangOrigin::Kai, annotations.get(KAI_ANNOTATION), None),
         (GangOrigin::Kubernetes, scheduling_group(), None),
     ];
@@ -289,6 +292,7 @@ mod tests {
         let count = [(KUEUE_SIZE_ANNOTATION, "2")];
         check_group(&[(KUEUE_NAME_LABEL, "train")], &count, group(GangOrigin::Kueue, Some(2)));
         check_group(&[], &[(VOLCANO_ANNOTATION, "train")], group(GangOrigin::Volcano, None));
+        check_group(&[], &[(VOLCANO_OWN_ANNOTATION, "train")], group(GangOrigin::Volcano, None));
         check_group(&[], &[(KAI_ANNOTATION, "train")], group(GangOrigin::Kai, None));
         let both = [(VOLCANO_ANNOTATION, "other"), (KEY, "train/4")];
         check_group(&[], &both, group(GangOrigin::Tessera, Some(4)));

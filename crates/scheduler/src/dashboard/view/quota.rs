@@ -16,6 +16,9 @@ pub struct NamespaceQuota {
     /// Limits of the namespace; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitView>,
+    /// The part that the namespace gets back from others; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guaranteed: Option<GuaranteeView>,
     /// Reason why the limits cannot be parsed. The namespace gets no GPUs until they are corrected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -40,6 +43,19 @@ pub struct LimitView {
     /// Limit of the compute, summed over all GPUs, in percent of one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u64>,
+}
+
+/// Guarantee of a namespace. An absent field is not guaranteed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GuaranteeView {
+    /// Guaranteed GPU memory, summed over all GPUs, in MiB.
+    #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Guaranteed compute, summed over all GPUs, in percent of one GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<u64>,
+    /// Use beyond the guarantee.
+    pub borrowed: Amounts,
 }
 
 /// An amount of compute and GPU memory.
@@ -78,6 +94,11 @@ pub fn quota(state: &State) -> Vec<NamespaceQuota> {
             pools: limit.pools.clone(),
             memory_mib: limit.memory.map(|memory| memory.0),
             compute: limit.compute_percent,
+        }),
+        guaranteed: quota.guarantee(namespace).map(|guarantee| GuaranteeView {
+            memory_mib: guarantee.memory.map(|memory| memory.0),
+            compute: guarantee.compute_percent,
+            borrowed: guarantee.borrowed(accounts.of(namespace)).into(),
         }),
         problem: quota.why_unreadable(namespace).map(str::to_owned),
         held: accounts.of(namespace).into(),

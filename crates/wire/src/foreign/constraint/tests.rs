@@ -74,8 +74,14 @@ fn keeps_only_the_verdict_of_the_scheduler() {
              "lastTransitionTime":"2026-01-01T00:00:00Z"}]}"#,
     )
     .unwrap();
-    let verdict = status.unscheduled.unwrap();
+    let verdict = status.conditions.unscheduled.unwrap();
     assert_eq!((verdict.reason.as_str(), verdict.message.as_str()), ("Unschedulable", "0/3 nodes"));
     let placed = r#"{"conditions":[{"type":"PodScheduled","status":"True"}]}"#;
-    assert_eq!(serde_json::from_str::<PodStatus>(placed).unwrap().unscheduled, None);
+    assert_eq!(serde_json::from_str::<PodStatus>(placed).unwrap().conditions, PodConditions::default());
+    let preempted =
+        r#"{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"PreemptionByScheduler"}]}"#;
+    assert!(serde_json::from_str::<PodStatus>(preempted).unwrap().conditions.is_preempted);
+    let evicted =
+        r#"{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"EvictionByEvictionAPI"}]}"#;
+    assert!(!serde_json::from_str::<PodStatus>(evicted).unwrap().conditions.is_preempted);
 }

@@ -36,6 +36,9 @@ pub struct PodSpec {
     /// Priority. A pod may preempt pods of lower priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// True if no pod may be preempted for this one.
+    #[serde(rename = "preemptionPolicy", deserialize_with = "constraint::never_preempts", skip_serializing)]
+    pub never_preempts: bool,
     /// Init containers, which run one after the other before the main containers. Sidecars keep
     /// running beside them.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
@@ -160,9 +163,9 @@ pub struct PodStatus {
     /// Human-readable reason for the phase, or empty.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Last report of a scheduler that could not place the pod.
-    #[serde(rename = "conditions", deserialize_with = "constraint::unscheduled", skip_serializing)]
-    pub unscheduled: Option<Box<Condition>>,
+    /// Conditions of the pod.
+    #[serde(deserialize_with = "constraint::pod_conditions", skip_serializing)]
+    pub conditions: PodConditions,
     /// Statuses of the main containers.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerStatus>,
@@ -178,6 +181,15 @@ pub struct PodStatus {
     /// Claim that kube-scheduler made for the extended resources of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extended_resource_claim_status: Option<Box<ExtendedResourceClaimStatus>>,
+}
+
+/// The conditions of a pod that Tessera reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodConditions {
+    /// Last report of a scheduler that could not place the pod.
+    pub unscheduled: Option<Box<Condition>>,
+    /// True if kube-scheduler deletes the pod in favour of one with a higher priority.
+    pub is_preempted: bool,
 }
 
 /// Observed state of a container: its current and its previous ID in the container runtime.

@@ -134,6 +134,7 @@ impl ReliefCase {
             priority: 0,
             gang: None,
             quota_released: GpuAmount::default(),
+            is_guaranteed: false,
         };
         let holders: Vec<RunningPod<'_>> = self.holders.iter().map(|(grant, _)| holder(grant)).collect();
         let ends = remedy::pods_to_end(&self.state, &holders, &self.request, policy)?;
@@ -152,7 +153,7 @@ impl<'a> Explainer<'a> {
         let placed_on =
             Some(&pod.spec.node_name).filter(|node| !node.is_empty() && !is_hypothetical).cloned();
         let waits = placed_on.is_none() && !is_hypothetical;
-        let report = pod.status.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
+        let report = pod.status.conditions.unscheduled.as_deref().cloned().map(KubeSchedulerReport::from);
         let unit = match &placed_on {
             Some(node) => {
                 facts.node(&NodeName(node.clone())).map_or_else(|_| facts.default_unit(), |node| node.unit)
