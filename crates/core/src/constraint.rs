@@ -148,7 +148,7 @@ fn amount(resource: &str, amount: u64) -> String {
     else {
         return format!("{amount} B");
     };
-    let tenths = u128::from(amount) * 10 >> (10 * power);
+    let tenths = (u128::from(amount) * 10) >> (10 * power);
     match tenths % 10 {
         0 => format!("{} {unit}", tenths / 10),
         tenth => format!("{}.{tenth} {unit}", tenths / 10),

@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use super::{EvictionPlan, EvictionScene, EvictionUnit};
 use crate::defragment::HeldPod;
@@ -167,7 +166,8 @@ impl<'a> Search<'a> {
     /// Spares as many units as possible, the last ones first. Whole blocks are spared at once where that suffices.
     fn spare(&self, group: &[usize], mut gone: Gone) -> Option<EvictionPlan> {
         let units: Vec<usize> = gone.iter().copied().collect();
-        let mut blocks: Vec<Range<usize>> = vec![0..units.len()];
+        let all = 0..units.len();
+        let mut blocks = vec![all];
         while let Some(block) = blocks.pop() {
             for place in block.clone() {
                 gone.remove(&units[place]);
