@@ -167,7 +167,7 @@ impl<'a> Search<'a> {
     /// Spares as many units as possible, the last ones first. Whole blocks are spared at once where that suffices.
     fn spare(&self, group: &[usize], mut gone: Gone) -> Option<EvictionPlan> {
         let units: Vec<usize> = gone.iter().copied().collect();
-        let mut blocks: Vec<Range<usize>> = vec![0..units.len()];
+        let mut blocks: Vec<Range<usize>> = std::iter::once(0..units.len()).collect();
         while let Some(block) = blocks.pop() {
             for place in block.clone() {
                 gone.remove(&units[place]);

@@ -167,13 +167,9 @@ fn the_borrower_with_the_largest_use_goes_first_then_the_lowest_priority() {
     let plan = plan_at(&state, minute(31)).unwrap();
     assert_eq!(victims(&plan), ["uid-three-low"]);
     // Without evictions nothing is planned.
-    let nodes = NODES.map(|name| node_named(name));
+    let nodes = NODES.map(|name| crate::fixtures::node(name, 4, "GiB"));
     let off = crate::fixtures::state(&nodes);
     assert_eq!(off.next_claimant(minute(31)), None);
-}
-
-fn node_named(name: &str) -> Value {
-    node(name, 4, "GiB")
 }
 
 #[test]
@@ -273,7 +269,7 @@ impl World {
             end(&mut self.state, &pod);
             self.evicted += 1;
             let (_, guaranteed) = GUARANTEES.iter().find(|(name, _)| *name == order.namespace).unwrap();
-            let guaranteed = guaranteed.expect("namespaces without a guarantee are spared");
+            let Some(guaranteed) = *guaranteed else { panic!("a namespace without a guarantee lost a pod") };
             assert!(self.held(&order.namespace) >= guaranteed, "{} is below its guarantee", order.namespace);
             self.create(&order.namespace);
         }
