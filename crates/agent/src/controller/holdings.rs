@@ -196,11 +196,32 @@ impl<'a> Holdings<'a> {
 
     /// Sums up the holdings of all pods.
     pub(super) fn ledger(&self) -> Ledger {
+        self.sum(|_| true)
+    }
+
+    /// Returns the GPUs that carry more than they have, given the sum of all holdings.
+    ///
+    /// A slot of a pod that only the kubelet lists counts as a whole GPU, because its share is unknown. That keeps other
+    /// pods away, but does not show that the GPU carries too much.
+    pub(super) fn overbooked(&self, sum: &Ledger) -> Vec<u8> {
+        let gpus = |ledger: &Ledger| ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect();
+        let all: Vec<u8> = gpus(sum);
+        if all.is_empty() { all } else { gpus(&self.sum(|pod| self.is_share_known(pod))) }
+    }
+
+    fn is_share_known(&self, pod: &PodHoldings<'_>) -> bool {
+        let Owner::Unidentified { entry, .. } = pod.owner else { return true };
+        let has_slots = self.gpus.is_some_and(|gpus| gpus.ids.slots().is_some());
+        let mut names = entry.containers.iter().flat_map(|container| container.ids.keys());
+        !(has_slots && names.any(|name| Resource::named(name) == Some(Resource::NvidiaGpu)))
+    }
+
+    fn sum(&self, is_counted: impl Fn(&PodHoldings<'_>) -> bool) -> Ledger {
         let mut ledger = Ledger::default();
         let Some(gpus) = self.gpus else { return ledger };
         ledger.set_node(gpus.node.clone());
-        for pod in self.all() {
-            ledger.observe(self.grant_of(&pod, |_| true));
+        for pod in self.all().iter().filter(|pod| is_counted(pod)) {
+            ledger.observe(self.grant_of(pod, |_| true));
         }
         for claim in self.claims.grants(self.node, gpus) {
             ledger.observe(claim);

@@ -180,7 +180,7 @@ impl Agent {
             pci: gpus.map(|gpus| gpus.found.pci.clone()).unwrap_or_default(),
             containers,
             served_by_others: self.kubelet.served_by_others(gpus),
-            overbooked: ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect(),
+            overbooked: self.holdings().overbooked(&ledger),
             escapes: escapes
                 .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
                 .collect(),

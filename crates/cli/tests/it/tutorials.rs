@@ -28,7 +28,7 @@ const EXPECTED: [(&str, &[&str]); 11] = [
     ("explain mig-instance", &["requests nvidia.com/mig-1g.10gb, which no node offers"]),
     ("what-if", &["fits on 6 of 6 nodes"]),
     ("apply -f examples/quota.yaml", &["pod/homework created", "pod/late-homework created"]),
-    ("describe pod late-homework", &["QuotaExceeded", "ExceedsGPUQuota"]),
+    ("-n students describe pods", &["QuotaExceeded", "ExceedsGPUQuota"]),
     ("delete pod homework", &["\"homework\" deleted"]),
     ("apply -f examples/priorities.yaml", &["pod/production created"]),
     ("top --sort waste", &["default/production"]),
