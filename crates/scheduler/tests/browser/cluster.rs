@@ -218,7 +218,7 @@ impl Cluster {
         for node in nodes {
             made(api.create("/api/v1/nodes", node))?;
         }
-        let quota = json!({"team-vision": {"percent": 2400, "memoryMiB": 900_000},
+        let quota = json!({"team-vision": {"percent": 2400, "memoryMiB": 900_000, "guaranteed": {"percent": 200}},
                            "team-lab": {"quota": {"Tesla T4": 2, "Tesla V100-SXM2-32GB": 8}, "pool": ["public"]}});
         let map = json!({"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": {"gpu_quota": quota.to_string()}});
         made(api.create("/api/v1/namespaces/kube-system/configmaps", map))?;

@@ -473,6 +473,7 @@ async fn both_languages_apply(browser: &Browser) -> Result<()> {
     browser.cdp("Network.setUserAgentOverride", wish("fr-FR,fr")).await?;
     visit(browser, &cluster, "#/quota").await?;
     browser.until("document.querySelector('h1')?.innerText === 'Quota'").await?;
+    browser.until_text("Guaranteed: 2 GPUs").await?;
     browser.cdp("Network.setUserAgentOverride", wish("en-US,en")).await.map(drop)
 }
 

@@ -14,6 +14,16 @@ function meter(name, held, most, words, isReadable) {
     most !== undefined && bar([[over ? "lost" : "accent", held]], most));
 }
 
+// The guaranteed amounts, and what is used beyond the guarantee. An amount that is absent is not guaranteed.
+function guarantee({ compute, memoryMiB, borrowed }, gpus) {
+  const amounts = [compute !== undefined && gpus(compute), memoryMiB !== undefined && memory(memoryMiB)].filter(Boolean);
+  const beyond = [borrowed.compute > 0 && gpus(borrowed.compute), borrowed.memoryMiB > 0 && memory(borrowed.memoryMiB)].filter(Boolean);
+  return h("p", { class: "muted" }, [
+    t("quota.guaranteed", { amounts: amounts.join(", ") }),
+    beyond.length > 0 && t("quota.borrowed", { amounts: beyond.join(", ") }),
+  ].filter(Boolean).join(" · "));
+}
+
 function namespaceCard(view) {
   const limit = view.limit ?? {};
   const models = Object.entries(limit.gpus ?? {});
@@ -25,6 +35,7 @@ function namespaceCard(view) {
       models.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus, true)),
       meter(t("compute"), view.held.compute, limit.compute, gpus, !view.problem),
       meter(t("memory"), view.held.memoryMiB, limit.memoryMiB, memory, !view.problem)),
+    view.guaranteed && guarantee(view.guaranteed, gpus),
     limit.pools?.length > 0 && h("p", { class: "muted" }, t("quota.pools", { pools: limit.pools.join(", ") })));
 }
 

@@ -196,6 +196,8 @@ export default {
   "quota.count": "Namespaces: {n}",
   "quota.none": "No namespace holds GPUs or has a limit.",
   "quota.unlimited": "no limit",
+  "quota.guaranteed": "Guaranteed: {amounts}",
+  "quota.borrowed": "Borrowed: {amounts}",
   "quota.pools": "Pools: {pools}",
   "quota.model": "GPUs of model {model}",
   "quota.note": "Usage counts from the choice of the GPUs until the containers have ended.",

@@ -196,6 +196,8 @@ export default {
   "quota.count": "命名空间：{n}",
   "quota.none": "没有命名空间占用 GPU 或设有上限。",
   "quota.unlimited": "无上限",
+  "quota.guaranteed": "保证：{amounts}",
+  "quota.borrowed": "借用：{amounts}",
   "quota.pools": "资源池：{pools}",
   "quota.model": "型号 {model} 的 GPU",
   "quota.note": "用量从选定 GPU 时开始计算，到容器结束为止。",
