@@ -14,14 +14,14 @@ function meter(name, held, most, words, isReadable) {
     most !== undefined && bar([[over ? "lost" : "accent", held]], most));
 }
 
-// The guaranteed amounts, and what is used beyond the guarantee. An amount that is absent is not guaranteed.
+// The guaranteed amounts, and what is used beyond them. An amount that is absent is not guaranteed.
 function guarantee({ compute, memoryMiB, borrowed }, gpus) {
-  const amounts = [compute !== undefined && gpus(compute), memoryMiB !== undefined && memory(memoryMiB)].filter(Boolean);
-  const beyond = [borrowed.compute > 0 && gpus(borrowed.compute), borrowed.memoryMiB > 0 && memory(borrowed.memoryMiB)].filter(Boolean);
-  return h("p", { class: "muted" }, [
-    t("quota.guaranteed", { amounts: amounts.join(", ") }),
-    beyond.length > 0 && t("quota.borrowed", { amounts: beyond.join(", ") }),
-  ].filter(Boolean).join(" · "));
+  const amounts = (of) => [
+    compute !== undefined && gpus(of.compute),
+    memoryMiB !== undefined && memory(of.memoryMiB),
+  ].filter(Boolean).join(", ");
+  return h("p", { class: "muted" },
+    t("quota.guaranteed", { amounts: amounts({ compute, memoryMiB }), borrowed: amounts(borrowed) }));
 }
 
 function namespaceCard(view) {

@@ -192,12 +192,10 @@ export default {
   "explain.roomOrMore": "At least {n} {n|pod|pods} like this would fit now.",
   "explain.relief": "Enough GPUs would be free if these pods ended",
   "explain.smaller": "Smaller requests for which GPUs are free now",
-
   "quota.count": "Namespaces: {n}",
   "quota.none": "No namespace holds GPUs or has a limit.",
   "quota.unlimited": "no limit",
-  "quota.guaranteed": "Guaranteed: {amounts}",
-  "quota.borrowed": "Borrowed: {amounts}",
+  "quota.guaranteed": "Guaranteed: {amounts} · Borrowed: {borrowed}",
   "quota.pools": "Pools: {pools}",
   "quota.model": "GPUs of model {model}",
   "quota.note": "Usage counts from the choice of the GPUs until the containers have ended.",

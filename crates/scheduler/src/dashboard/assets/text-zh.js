@@ -192,12 +192,10 @@ export default {
   "explain.roomOrMore": "目前至少还可容纳 {n} 个这样的 Pod。",
   "explain.relief": "以下 Pod 结束后将有足够的空闲 GPU",
   "explain.smaller": "目前有空闲 GPU 的较小请求",
-
   "quota.count": "命名空间：{n}",
   "quota.none": "没有命名空间占用 GPU 或设有上限。",
   "quota.unlimited": "无上限",
-  "quota.guaranteed": "保证：{amounts}",
-  "quota.borrowed": "借用：{amounts}",
+  "quota.guaranteed": "保证：{amounts} · 借用：{borrowed}",
   "quota.pools": "资源池：{pools}",
   "quota.model": "型号 {model} 的 GPU",
   "quota.note": "用量从选定 GPU 时开始计算，到容器结束为止。",
