@@ -413,6 +413,7 @@ impl RejectReason {
                 PlacementError::Cpu => "cpu",
                 PlacementError::Memory => "memory",
                 PlacementError::NoGpu => "no-gpu",
+                PlacementError::WholeOnly => "whole-only",
                 PlacementError::Model => "model",
                 PlacementError::FewerSelected(_) => "not-selected",
                 PlacementError::NumaNode(_) => "numa-node",

@@ -29,6 +29,8 @@ pub struct Node {
     pub instance_type: Option<String>,
     /// The number of pods with parts of GPUs that each GPU has devices for; `None` where devices do not limit them.
     pub slots_per_gpu: Option<u16>,
+    /// True if the node serves no shares of GPUs, so its kubelet would reject pods with shares.
+    pub whole_gpus_only: bool,
 }
 
 /// The kinds of GPUs of a node, with the GPUs of each kind. Equal nodes share one list.
@@ -129,6 +131,7 @@ impl Node {
             memory,
             instance_type: None,
             slots_per_gpu: None,
+            whole_gpus_only: false,
         })
     }
 

@@ -173,6 +173,12 @@ impl PodRequest {
         self.containers.iter().any(|container| container.request.is_some())
     }
 
+    /// Returns whether any container requests a share of a GPU.
+    #[must_use]
+    pub fn wants_share(&self) -> bool {
+        self.containers.iter().any(|container| matches!(container.request, Some(Request::Share(_))))
+    }
+
     /// Returns whether both pods request the same, whatever their containers are called.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {

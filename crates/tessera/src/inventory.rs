@@ -46,7 +46,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     if arguments.json {
         let DiscoveredGpus { gpus, topology, .. } = found;
-        let inventory = Inventory { gpus, topology, memory_unit: arguments.memory_unit, nvidia_slots: None };
+        let (memory_unit, nvidia_slots) = (arguments.memory_unit, None);
+        let inventory = Inventory { gpus, topology, memory_unit, nvidia_slots, whole_gpus_only: false };
         crate::print(&(inventory::print(&inventory) + "\n"));
         return Ok(ExitCode::SUCCESS);
     }

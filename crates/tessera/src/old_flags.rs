@@ -56,7 +56,8 @@ pub(crate) const RENAMED: &[(&str, &str)] =
     &[("pprofAddress", "pprof-address"), ("sample-period", "sample-every")];
 
 /// Flags whose empty value means in the originals that they are not given.
-const ABSENT_IF_EMPTY: &[&str] = &["hostname-override", "kubeconfig"];
+const ABSENT_IF_EMPTY: &[&str] =
+    &["extra-config", "hostname-override", "kubeconfig", "policy", "volume-config"];
 
 /// Variable with further flags, as the start scripts of gpu-manager and gpu-admission append them.
 pub(crate) const EXTRA_FLAGS: &str = "EXTRA_FLAGS";
@@ -76,7 +77,7 @@ pub(crate) fn translate(
         return translated;
     };
     let extra = variable(EXTRA_FLAGS).unwrap_or_default();
-    let mut words = words.chain(extra.split_whitespace().map(OsString::from));
+    let mut words = words.chain(extra.split_whitespace().map(OsString::from)).peekable();
     let mut verbosity = variable("LOG_LEVEL");
     while let Some(word) = words.next() {
         let Some(flag) = word.to_str().and_then(Flag::read) else {
@@ -88,8 +89,11 @@ pub(crate) fn translate(
             verbosity = flag.value.map(str::to_owned).or_else(next);
             continue;
         }
-        if flag.value == Some("") && ABSENT_IF_EMPTY.contains(&flag.name.as_str()) {
-            continue;
+        if ABSENT_IF_EMPTY.contains(&flag.name.as_str()) {
+            let is_separate = flag.value.is_none() && words.next_if(|word| word.is_empty()).is_some();
+            if is_separate || flag.value == Some("") {
+                continue;
+            }
         }
         if flag.name == "version" {
             if flag.value == Some("false") {
@@ -224,7 +228,10 @@ mod tests {
     #[test]
     fn flags_with_an_empty_value_are_absent_where_the_originals_mean_that() {
         check("agent --hostname-override= --kubeconfig= --driver=", "agent --driver=");
+        check("agent --extra-config= --volume-config  --v=4", "agent --log=info,tessera=debug");
         check("scheduler -kubeconfig= --address=:1", "scheduler --address=:1");
+        check("scheduler -policy  --config=f", "scheduler --config=f");
+        check("scheduler -policy", "scheduler --policy");
     }
 
     #[test]

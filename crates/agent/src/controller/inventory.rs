@@ -50,13 +50,14 @@ impl NodeGpus {
         gpus.filter(|gpu| !gpu.health.is_healthy()).map(|gpu| gpu.index.0).collect()
     }
 
-    /// Returns the content of the node annotation `tessera.dev/inventory`.
+    /// Returns the content of the node annotation `tessera.dev/inventory` for a node that serves shares.
     pub(super) fn inventory(&self) -> Inventory {
         Inventory {
             gpus: self.node.gpus().to_vec(),
             topology: self.node.topology().clone(),
             memory_unit: self.ids.unit(),
             nvidia_slots: self.ids.slots(),
+            whole_gpus_only: false,
         }
     }
 }

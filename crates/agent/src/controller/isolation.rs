@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::grant::Hold;
+use tessera_core::{
+    grant::Hold,
+    units::{MiB, Percent},
+};
 use tessera_limits::{files, limits::ShareMeaning};
 use tessera_node::device_plugin::Allocation;
 use tessera_wire::kubelet::{
@@ -116,6 +119,13 @@ pub enum NotEnforced {
 }
 
 impl Isolation {
+    /// Returns whether a node with these labels refuses the shares of all pods.
+    pub(super) fn refuses_all_shares(&self, node_labels: &BTreeMap<String, String>) -> bool {
+        let share = Hold::Share { compute_percent: Percent::ZERO, memory: MiB::ZERO };
+        let may_opt_out = self.serve_shares && self.allow_opt_out;
+        !may_opt_out && self.enforcement(share, &BTreeMap::new(), Some(node_labels)).is_err()
+    }
+
     /// Returns how a container that holds `hold` of each of its GPUs is held to it.
     ///
     /// # Errors
@@ -181,8 +191,6 @@ impl Enforcement {
 
 #[cfg(test)]
 mod tests {
-    use tessera_core::units::{MiB, Percent};
-
     use super::*;
 
     const SHARE: Hold = Hold::Share { compute_percent: Percent(30), memory: MiB(1024) };

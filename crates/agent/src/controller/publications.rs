@@ -15,7 +15,8 @@ use tessera_wire::{
     },
     tessera::{
         agent_address::{self, AgentAddress},
-        gpu_cordon, inventory,
+        gpu_cordon,
+        inventory::{self, Inventory},
     },
 };
 
@@ -186,7 +187,8 @@ fn node_patch(node: &Node, settings: &AgentSettings, phase: Phase, gpus: &NodeGp
             patch.annotations.insert(key.to_owned(), value);
         }
     };
-    annotate(inventory::KEY, inventory::print(&gpus.inventory()));
+    let whole_gpus_only = settings.isolation.refuses_all_shares(&node.metadata.labels);
+    annotate(inventory::KEY, inventory::print(&Inventory { whole_gpus_only, ..gpus.inventory() }));
     if let Some(topology) = gpu_topology::print(gpus.node.topology()) {
         annotate(gpu_topology::KEY, topology);
     }

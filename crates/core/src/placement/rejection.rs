@@ -21,6 +21,9 @@ pub enum PlacementError {
     /// The node has no GPU.
     #[error("no GPU")]
     NoGpu,
+    /// The pod requests a share, and the node serves whole GPUs only.
+    #[error("node serves whole GPUs only")]
+    WholeOnly,
     /// The node has no GPU of a model that the pod accepts.
     #[error("no GPU of an accepted model")]
     Model,
@@ -131,6 +134,7 @@ impl PlacementError {
     pub fn may_resolve(&self) -> bool {
         match self {
             Self::NoGpu
+            | Self::WholeOnly
             | Self::Model
             | Self::FewerSelected(_)
             | Self::FewerGpus(_)
@@ -148,10 +152,13 @@ impl PlacementError {
     }
 }
 
-/// Checks CPU, main memory and the presence of GPUs.
+/// Checks CPU, main memory, the presence of GPUs and whether the node serves shares.
 pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), PlacementError> {
     if pod.wants_gpu() && node.node().gpus().is_empty() {
         return Err(PlacementError::NoGpu);
+    }
+    if pod.wants_share() && node.node().whole_gpus_only {
+        return Err(PlacementError::WholeOnly);
     }
     if pod.cpu > node.cpu_left() {
         return Err(PlacementError::Cpu);

@@ -224,6 +224,27 @@ fn a_ceiling_that_is_no_number_is_refused_on_every_node() {
     assert_eq!(filter(&state, &pod, &["a"]).node_names.unwrap(), ["a"]);
 }
 
+/// The agent of such a node refuses every share, so the pod would fail for good.
+#[test]
+fn pods_with_shares_wait_for_a_node_that_serves_them() {
+    let mut whole_only = node("whole-only", 2, "GiB");
+    let inventory = &mut whole_only["metadata"]["annotations"]["tessera.dev/inventory"];
+    *inventory = inventory.as_str().unwrap().replacen('{', r#"{"wholeGpusOnly":true,"#, 1).into();
+    let mut state = state(&[whole_only, node("both", 2, "GiB")]);
+    let nodes = ["whole-only", "both"];
+    let memory = pod("memory", &[("aliyun.com/gpu-mem", "2")]);
+    for pod in [share("share", 30), memory, parts("parts", 2, 10)] {
+        let answer = filter(&state, &pod, &nodes);
+        assert_eq!(answer.node_names.unwrap(), ["both"]);
+        assert_eq!(answer.failed_and_unresolvable_nodes["whole-only"], "node serves whole GPUs only");
+    }
+    assert_eq!(filter(&state, &whole("whole", 1), &nodes[..1]).node_names.unwrap(), ["whole-only"]);
+    let late = share("late", 30);
+    set_pod(&mut state, &late);
+    let refused = state.begin_bind(&bind_args(&late, "whole-only"), at(0)).unwrap_err().to_string();
+    assert!(refused.contains("node serves whole GPUs only"), "{refused}");
+}
+
 /// HAMi's annotations count for pods of every dialect, and none is ignored.
 #[test]
 fn annotations_that_cannot_be_followed_reject_pods_of_every_dialect() {

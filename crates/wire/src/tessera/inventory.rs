@@ -25,6 +25,8 @@ pub struct Inventory {
     pub memory_unit: MemoryUnit,
     /// Number of `nvidia.com/gpu` devices per GPU, if pods may request a part of each GPU by HAMi's names.
     pub nvidia_slots: Option<u16>,
+    /// True if the node serves no shares of GPUs.
+    pub whole_gpus_only: bool,
 }
 
 /// An annotation that cannot be parsed.
@@ -63,6 +65,8 @@ struct Document {
     memory_unit: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     nvidia_slots: Option<u16>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    whole_gpus_only: bool,
     gpus: Vec<GpuEntry>,
     #[serde(default)]
     links: Vec<Pair>,
@@ -125,6 +129,7 @@ pub fn print(inventory: &Inventory) -> String {
     let document = Document {
         memory_unit: inventory.memory_unit.to_string(),
         nvidia_slots: inventory.nvidia_slots,
+        whole_gpus_only: inventory.whole_gpus_only,
         gpus: inventory.gpus.iter().map(entry).collect(),
         links: inventory.topology.gpus().pairs().filter(known).map(pair).collect(),
     };
@@ -184,6 +189,7 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
         gpus,
         memory_unit: document.memory_unit.parse()?,
         nvidia_slots: document.nvidia_slots,
+        whole_gpus_only: document.whole_gpus_only,
     })
 }
 
@@ -218,6 +224,7 @@ mod tests {
             topology: topology.with_numa(&numa),
             memory_unit: MemoryUnit::MiB,
             nvidia_slots: (count > 8).then_some(10),
+            whole_gpus_only: count == 8,
         }
     }
 

@@ -89,10 +89,10 @@ pub enum BadNodeObject {
 /// Parses a node object. `unit` applies if the node does not publish its memory unit.
 pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, BadNodeObject> {
     let annotations = &object.metadata.annotations;
-    let (mut gpus, topology, unit, nvidia_slots) = match annotations.get(inventory::KEY) {
+    let (mut gpus, topology, unit, nvidia_slots, whole_gpus_only) = match annotations.get(inventory::KEY) {
         Some(json) => {
             let found = inventory::parse(json)?;
-            (found.gpus, found.topology, found.memory_unit, found.nvidia_slots)
+            (found.gpus, found.topology, found.memory_unit, found.nvidia_slots, found.whole_gpus_only)
         }
         None => {
             let unit = unit_without_inventory(object, unit);
@@ -101,7 +101,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
                 Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
                 _ => Topology::unknown(gpus.len()),
             };
-            (gpus, topology, unit, None)
+            (gpus, topology, unit, None, false)
         }
     };
     let cordoned = gpu_cordon::cordoned(annotations);
@@ -115,6 +115,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
     let memory = MiB(resources.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
     let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
     node.slots_per_gpu = nvidia_slots;
+    node.whole_gpus_only = whole_gpus_only;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
     let with_amounts = |amount: &dyn Fn(&str) -> u64| {

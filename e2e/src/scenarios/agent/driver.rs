@@ -21,7 +21,7 @@ use crate::harness::Harness;
 const LIBRARY: &str = "const char *nvmlVersion(void) { return VERSION; }";
 const PROGRAM: &str = "#include <stdio.h>\nconst char *nvmlVersion(void);\nint main(void) { printf(\"driver %s\\n\", nvmlVersion()); }";
 
-/// The test pod of gpu-manager's documentation runs this program.
+/// The program of the test pod in gpu-manager's documentation.
 const SCRIPT: &str = "/usr/local/nvidia/bin/nvidia-smi; exec sleep 100000";
 
 /// A device of every host that containers do not get by themselves.
@@ -34,7 +34,8 @@ pub(super) async fn run(harness: &Harness) -> Result<()> {
     let stage = Stage::start_with(harness, "auto", &[format!("--driver-root={}", host.display())]).await?;
     let directory = [format!("--driver-directory={}", driver.display())];
     restart_with(&stage, &directory).await?;
-    let shares = [("whole", "100", "0"), ("share", "30", "4")];
+    // The first one has the request of the documented test pod.
+    let shares = [("whole", "100", "30"), ("share", "30", "4")];
     for (name, compute_percent, blocks) in shares {
         stage.create_bound(pod(name, compute_percent, blocks)?, &[("main", &[0])]).await?;
         prints(&stage, name, "driver 580.95").await?;
@@ -127,10 +128,7 @@ fn pod(name: &str, compute_percent: &str, blocks: &str) -> Result<Pod> {
 
 /// Returns a pod with the C library of this host and nothing of a driver.
 fn running(name: &str, script: &str, compute_percent: &str, blocks: &str) -> Result<Pod> {
-    let mut resources = vec![("tencent.com/vcuda-core", compute_percent)];
-    if blocks != "0" {
-        resources.push(("tencent.com/vcuda-memory", blocks));
-    }
+    let resources = [("tencent.com/vcuda-core", compute_percent), ("tencent.com/vcuda-memory", blocks)];
     let mut pod = asking(name, &[Container::running("main", script, &resources)]);
     let folders = [
         ("loader", "/usr/lib64", "/lib64"),

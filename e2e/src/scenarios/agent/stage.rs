@@ -446,6 +446,7 @@ pub(in crate::scenarios) fn eight_gpus() -> inventory::Inventory {
         topology: topology.with_numa(&numa),
         memory_unit: MemoryUnit::GiB,
         nvidia_slots: None,
+        whole_gpus_only: false,
     }
 }
 

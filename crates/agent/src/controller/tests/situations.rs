@@ -4,7 +4,7 @@ use tessera_node::gpus::{Incident, IncidentKind};
 use tessera_wire::foreign::objects::Node;
 
 use super::world::{World, found, pod, share};
-use crate::controller::{Event, LibraryError, WithoutLibrary};
+use crate::controller::{Action, Event, EventTime, LibraryError, WithoutLibrary};
 
 fn whole(count: u32) -> Vec<(&'static str, String)> {
     vec![("aliyun.com/gpu", count.to_string())]
@@ -55,8 +55,15 @@ fn without_the_library_shares_are_refused_or_served_with_an_event() {
     let refused = world.run(pod("p", "u", &[("main", share(30, 20))]), &[]).unwrap_err().to_string();
     assert!(refused.contains("libtessera.so cannot be read: no such file; ask for whole GPUs"), "{refused}");
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
-    world.settings.isolation.without_library = WithoutLibrary::Serve;
+    assert!(publishes_whole_gpus_only(&mut world, &[]));
+    assert!(!publishes_whole_gpus_only(&mut world, &[("cgpu.disable.isolation", "true")]));
+    world.settings.isolation.allow_opt_out = true;
     world.restart_agent();
+    assert!(!publishes_whole_gpus_only(&mut world, &[]), "pods that opt out are served");
+    world.settings.isolation.without_library = WithoutLibrary::Serve;
+    world.settings.isolation.allow_opt_out = false;
+    world.restart_agent();
+    assert!(!publishes_whole_gpus_only(&mut world, &[]));
     let given = world.run(pod("r", "w", &[("main", share(30, 20))]), &[]).unwrap();
     assert!(given["main"].mounts.is_empty());
     assert_eq!(world.events[0].0, "ShareNotEnforced");
@@ -79,6 +86,23 @@ fn with_share_mode_off_only_whole_gpus_are_served() {
         "{refused}"
     );
     world.run(pod("q", "q", &[("main", whole(1))]), &[]).unwrap();
+    // With gpu-manager, a pod with a share fails for good on such a node. Here the scheduler keeps it away.
+    assert!(publishes_whole_gpus_only(&mut world, &[]));
+}
+
+/// Shows the agent a new node object with these labels. Returns whether the agent publishes that the node serves no
+/// shares.
+fn publishes_whole_gpus_only(world: &mut World, labels: &[(&str, &str)]) -> bool {
+    let mut node = Node::default();
+    let label = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    node.metadata.labels = labels.iter().map(label).collect();
+    world.event(Event::NodePatched(Ok(())));
+    let actions = world.agent.handle(EventTime::default(), Event::Node(Box::new(node)));
+    let patch = actions.iter().find_map(|action| match action {
+        Action::PatchNode(patch) => Some(patch),
+        _ => None,
+    });
+    patch.unwrap().annotations["tessera.dev/inventory"].contains(r#""wholeGpusOnly":true"#)
 }
 
 /// gpu-manager refuses such a pod too, but only when its container registers.
@@ -532,7 +556,7 @@ fn devices_of_two_gpus_are_refused_for_one_share() {
 
     use tessera_wire::kubelet::device_id::Resource;
 
-    use crate::controller::{Action, CallAnswer, CallId, EventTime};
+    use crate::controller::{CallAnswer, CallId};
     let mut world = World::new();
     let bound = world.bind(pod("p", "u", &[("main", memory(2))]), &[]);
     let entry = tessera_node::pod_resources::PodDevices {

@@ -240,7 +240,7 @@ export default {
   "kind.quota": "over quota",
   "kind.cpu": "not enough CPU",
   "kind.memory": "not enough memory",
-  "kind.no-gpu": "no GPU",
+  "kind.no-gpu": "no GPU", "kind.whole-only": "whole GPUs only",
   "kind.model": "no accepted model",
   "kind.fewer-gpus": "too few GPUs",
   "kind.fewer-idle": "too few idle GPUs",
@@ -257,7 +257,7 @@ export default {
 
   "reason.cpu": "not enough CPU",
   "reason.memory": "not enough memory",
-  "reason.no-gpu": "no GPU",
+  "reason.no-gpu": "no GPU", "reason.whole-only": "node serves whole GPUs only",
   "reason.model": "no GPU of an accepted model",
   "reason.fewer-gpus": "fewer than {1} {1|GPU|GPUs}",
   "reason.fewer-idle": "fewer than {1} idle {1|GPU|GPUs}",

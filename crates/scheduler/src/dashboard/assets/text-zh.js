@@ -240,7 +240,7 @@ export default {
   "kind.quota": "超出配额",
   "kind.cpu": "CPU 不足",
   "kind.memory": "内存不足",
-  "kind.no-gpu": "没有 GPU",
+  "kind.no-gpu": "没有 GPU", "kind.whole-only": "只提供整块 GPU",
   "kind.model": "型号不符",
   "kind.fewer-gpus": "GPU 数量不足",
   "kind.fewer-idle": "空闲 GPU 不足",
@@ -257,7 +257,7 @@ export default {
 
   "reason.cpu": "CPU 不足",
   "reason.memory": "内存不足",
-  "reason.no-gpu": "没有 GPU",
+  "reason.no-gpu": "没有 GPU", "reason.whole-only": "节点只提供整块 GPU",
   "reason.model": "没有可接受型号的 GPU",
   "reason.fewer-gpus": "GPU 少于 {1} 块",
   "reason.fewer-idle": "空闲 GPU 少于 {1} 块",

@@ -55,6 +55,7 @@ const REASONS = [
   [/^not enough CPU$/, "reason.cpu"],
   [/^not enough memory$/, "reason.memory"],
   [/^no GPU$/, "reason.no-gpu"],
+  [/^node serves whole GPUs only$/, "reason.whole-only"],
   [/^no GPU of an accepted model$/, "reason.model"],
   [/^fewer than (\d+) GPUs? that the annotations allow$/, "reason.allowed"],
   [/^no NUMA node with (\d+) GPUs? for the pod$/, "reason.numa"],

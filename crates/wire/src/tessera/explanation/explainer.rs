@@ -402,7 +402,8 @@ pub fn unserved(facts: &impl ClusterFacts, pod: &PodSpec) -> Vec<String> {
 fn lacks_gpus(reason: &RejectReason) -> bool {
     match reason {
         RejectReason::Placement(error) => {
-            !matches!(error, PlacementError::Cpu | PlacementError::Memory | PlacementError::NoGpu)
+            use PlacementError::{Cpu, Memory, NoGpu, WholeOnly};
+            !matches!(error, Cpu | Memory | NoGpu | WholeOnly)
         }
         _ => false,
     }

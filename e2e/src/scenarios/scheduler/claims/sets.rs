@@ -113,6 +113,7 @@ pub(super) fn node(name: &str, topology: &Topology) -> Node {
         topology: topology.clone(),
         memory_unit: MemoryUnit::GiB,
         nvidia_slots: None,
+        whole_gpus_only: false,
     };
     let mut node = virtual_node(name);
     node.metadata.annotations = Some([(inventory::KEY.to_owned(), inventory::print(&inventory))].into());
