@@ -75,6 +75,8 @@ pub struct InvariantReport {
     pub violations: Vec<String>,
     /// Differences between kubelets, annotations and the scheduler's ledger at the end.
     pub differences: Vec<String>,
+    /// Number of such differences when the user ended the demo while pods were starting or ending. They are no errors.
+    pub unsettled: usize,
     /// Number of grants compared at the end.
     pub grants: usize,
 }
@@ -105,6 +107,14 @@ pub struct ProcessResources {
     pub peak_mib: u64,
     /// Number of threads at the end.
     pub threads: u64,
+}
+
+impl InvariantReport {
+    /// Returns the results of a demo that the user interrupted, which waits for its pods only briefly.
+    pub(crate) fn interrupted(mut self) -> Self {
+        self.unsettled = std::mem::take(&mut self.differences).len();
+        self
+    }
 }
 
 impl DemoReport {
@@ -158,6 +168,23 @@ pub(crate) fn process(cores: f64) -> ProcessResources {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Pods that start while the user ends the demo are no failure, and GPUs that were overbooked are.
+    #[test]
+    fn an_interrupted_demo_fails_only_for_what_went_wrong() {
+        let found = InvariantReport {
+            differences: vec!["n: the kubelet reports nothing".to_owned()],
+            ..InvariantReport::default()
+        };
+        let report = |invariants| DemoReport { invariants, ..DemoReport::default() };
+        assert!(!report(found.clone()).is_good());
+        let interrupted = report(found.interrupted());
+        assert!(interrupted.is_good());
+        assert_eq!(interrupted.invariants.unsettled, 1);
+        let violations = vec!["GPU 0 of n holds 120 %".to_owned()];
+        let overbooked = InvariantReport { violations, ..InvariantReport::default() };
+        assert!(!report(overbooked.interrupted()).is_good());
+    }
 
     /// A demo that fails says why, also without `--json`.
     #[test]

@@ -97,11 +97,11 @@ pub async fn run(
             None => endless(&cluster, &options, &is_step_playing, &say, started).await,
         }
     };
-    let timeouts = tokio::select! {
-        () = show => SETTLE,
+    let is_interrupted = tokio::select! {
+        () = show => false,
         () = interrupted => {
             say("\nStopping.");
-            INTERRUPTED_SETTLE
+            true
         }
     };
     let seconds = started.elapsed().as_secs_f64();
@@ -112,7 +112,10 @@ pub async fn run(
         // A panic of the task was logged when it happened.
         let _ = task.await;
     }
-    let invariants = settle(&cluster, timeouts).await;
+    let invariants = match is_interrupted {
+        true => settle(&cluster, INTERRUPTED_SETTLE).await.interrupted(),
+        false => settle(&cluster, SETTLE).await,
+    };
     let report = DemoReport {
         nodes: cluster.nodes.len(),
         gpus: cluster.gpu_count(),
@@ -191,7 +194,8 @@ async fn settle(cluster: &Cluster, timeouts: SettleTimeouts) -> InvariantReport 
     };
     let grants = cluster.nodes.iter().map(|node| node.node.kubelet().held_devices().len()).sum();
     let state = cluster.audit.state();
-    InvariantReport { checks: state.checks, violations: state.violations.clone(), differences, grants }
+    let (checks, violations) = (state.checks, state.violations.clone());
+    InvariantReport { checks, violations, differences, unsettled: 0, grants }
 }
 
 fn pods(cluster: &Cluster, counts: &JobCounts) -> PodCounts {
