@@ -66,6 +66,12 @@ impl Health {
         self == Self::Healthy
     }
 
+    /// Returns whether the GPU has a fault. A cordoned GPU works, and so does one in MIG mode.
+    #[must_use]
+    pub fn is_faulty(self) -> bool {
+        matches!(self, Self::Unhealthy | Self::AwaitingReset)
+    }
+
     /// Returns the reason why new grants may not use the GPU, or `None` if they may.
     #[must_use]
     pub fn problem(self) -> Option<&'static str> {

@@ -46,6 +46,8 @@ pub struct View {
     pub served_by_others: BTreeSet<(String, String, String)>,
     /// GPUs on which pods hold more than there is.
     pub overbooked: Vec<u8>,
+    /// GPUs that an administrator keeps free of new pods.
+    pub cordoned: Vec<u8>,
     /// Reported escapes: pod, container, kind, and how often.
     pub escapes: Vec<(PodUid, String, Escape, u64)>,
     /// Processes outside their grant now: pod, container, GPU, and how many.
@@ -181,6 +183,7 @@ impl Agent {
             containers,
             served_by_others: self.kubelet.served_by_others(gpus),
             overbooked: self.holdings().overbooked(&ledger),
+            cordoned: self.cordoned(),
             escapes: escapes
                 .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
                 .collect(),
@@ -194,6 +197,13 @@ impl Agent {
 }
 
 impl Agent {
+    /// Returns the indexes of the GPUs that an administrator keeps free of new pods.
+    fn cordoned(&self) -> Vec<u8> {
+        let uuids = self.publication.cordoned();
+        let gpus = self.inventory.gpus().map(|gpus| gpus.node.gpus()).unwrap_or_default();
+        gpus.iter().filter(|gpu| uuids.contains(&*gpu.uuid.0)).map(|gpu| gpu.index.0).collect()
+    }
+
     /// Returns the containers of a pod that hold GPUs by claims.
     fn claim_views(&self, uid: &PodUid, pod: &Pod) -> Vec<ContainerView> {
         let Some(gpus) = self.inventory.gpus() else { return Vec::new() };

@@ -269,7 +269,8 @@ fn parts_add_up_to_the_gpu() {
 /// real Prometheus.
 #[test]
 fn dashboard_and_alerts_use_existing_metrics() {
-    let stage = busy_node();
+    let mut stage = busy_node();
+    stage.view.cordoned = vec![0];
     let server = CertificateExpiry { role: CertificateRole::Server, unix_seconds: 2_000_000_000 };
     let with_certificate = Snapshot { certificates: vec![server], ..stage.snapshot() };
     let pages = [with_certificate, stage.snapshot_with(false)];
@@ -483,6 +484,27 @@ fn serves_the_allocation_families_of_hami() {
 /// Returns those of the families that have a series.
 fn present<'a>(text: &str, families: &[&'a str]) -> Vec<&'a str> {
     families.iter().copied().filter(|family| text.contains(&format!("\n{family}{{"))).collect()
+}
+
+/// The scheduler grants nothing on a cordoned GPU, so the metrics do not show it as free.
+#[test]
+fn a_cordoned_gpu_may_not_be_granted() {
+    let mut stage = Stage::new(2);
+    stage.fill_ledger();
+    stage.sample();
+    let series = |stage: &Stage| {
+        let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
+        let value = |family: &str| {
+            let begin = format!("{family}{{gpu=\"1\"");
+            let line = text.lines().find(|line| line.starts_with(&begin)).unwrap_or_default();
+            (line.contains("reason=\"cordoned\""), line.rsplit(' ').next().unwrap().to_owned())
+        };
+        [value("tessera_gpu_healthy"), value("tessera_gpu_allocatable_ratio"), value("tessera_gpu_withdrawn")]
+    };
+    let values = |all: [(bool, &str); 3]| all.map(|(is_reason, value)| (is_reason, value.to_owned()));
+    assert_eq!(series(&stage), values([(false, "1"), (false, "1"), (false, "")]));
+    stage.view.cordoned = vec![1];
+    assert_eq!(series(&stage), values([(false, "0"), (false, "0"), (true, "1")]));
 }
 
 /// Without the lists of the kubelet and of the API server, no grant is known, so nothing is free or overbooked.

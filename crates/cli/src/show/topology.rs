@@ -51,7 +51,7 @@ pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     for (facts, state) in survey.with_gpus() {
         let node = state.node();
         let used = node.gpus().iter().filter(|gpu| !state.used(gpu.index).is_none()).count();
-        let unhealthy = node.gpus().iter().filter(|gpu| !gpu.health.is_healthy()).count();
+        let unhealthy = node.gpus().iter().filter(|gpu| gpu.health.is_faulty()).count();
         let kind = node.instance_type.as_deref().unwrap_or("<none>");
         let (all, idle, status) = (node.gpus().len(), state.idle().len(), facts.status());
         let _ = writeln!(

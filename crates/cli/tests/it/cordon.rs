@@ -21,6 +21,10 @@ fn a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid() {
     assert_eq!(annotation(&stage, "tessera.dev/gpu-cordon"), "GPU-n-1,GPU-n-2");
     let tree = stage.text(GPU, &["tree", "n", "--no-agents"]);
     assert_eq!(tree.matches("cordoned").count(), 2, "{tree}");
+    // The GPUs work, so they are neither unhealthy nor idle.
+    let wide = stage.text(GPU, &["-o", "wide"]);
+    let row: Vec<&str> = wide.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..5], ["n", "3", "0", "1", "0"], "{wide}");
     let answer = stage.text(GPU, &["what-if", "nvidia.com/gpu=1"]);
     assert!(answer.contains("GPU 0"), "{answer}");
     assert_eq!(stage.run(GPU, &["what-if", "nvidia.com/gpu=2"]).status.code(), Some(1));

@@ -318,6 +318,7 @@ fn a_cordoned_gpu_is_not_given_to_a_pod_without_a_grant() {
     let mut node = Node::default();
     node.metadata.annotations.insert("tessera.dev/gpu-cordon".to_owned(), cordoned.join(","));
     world.event(Event::Node(Box::new(node)));
+    assert_eq!(world.agent.view().cordoned, [1, 2, 3], "the metrics show these GPUs as cordoned");
     world.run(pod("first", "first", &[("main", whole(1))]), &[]).unwrap();
     assert_eq!(world.gpus_of("first", "main"), [0].into());
     let refused = world.run(pod("late", "late", &[("main", memory(1))]), &[]).unwrap_err().to_string();

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::{gpu::Gpu, grant::Hold};
+use tessera_core::{
+    gpu::{Gpu, Health},
+    grant::Hold,
+};
 use tessera_node::gpus::ProcessMemory;
 use tessera_wire::foreign::cgroup::CgroupOwner;
 
@@ -47,7 +50,7 @@ impl Snapshot {
                     memory: room.memory,
                     overbooked: view.overbooked.contains(&info.index.0),
                 }),
-                ..GpuSnapshot::of(info, gpu_meter, reading)
+                ..GpuSnapshot::of(with_cordon(info, view), gpu_meter, reading)
             };
             let on_gpu = processes_on(place, &gpu, gpu_meter, meter);
             let unknown = unknown_use(&gpu, snapshot.sources);
@@ -112,12 +115,18 @@ fn with_owners(
     found.into_iter().map(process).collect()
 }
 
+/// Returns the GPU, which may not be granted if it is cordoned.
+fn with_cordon(info: &Gpu, view: &View) -> Gpu {
+    let is_cordoned = info.health.is_healthy() && view.cordoned.contains(&info.index.0);
+    Gpu { health: if is_cordoned { Health::Cordoned } else { info.health }, ..info.clone() }
+}
+
 impl GpuSnapshot {
     /// Returns the state of a GPU as far as it was measured.
-    fn of(info: &Gpu, gpu_meter: &GpuMeter, reading: Option<GpuReading>) -> Self {
+    fn of(info: Gpu, gpu_meter: &GpuMeter, reading: Option<GpuReading>) -> Self {
         let of = |consumer| gpu_meter.consumers.get(&consumer).copied().unwrap_or_default();
         Self {
-            info: info.clone(),
+            info,
             pci: String::new(),
             room: None,
             reading,
