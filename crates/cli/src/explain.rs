@@ -2,6 +2,7 @@
 
 use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::cluster_view::ClusterView;
+use tessera_core::constraint::other_pods::OtherPod;
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::Policy;
 use tessera_core::request::Request;
@@ -80,6 +81,10 @@ impl ClusterFacts for Survey {
 
     fn view(&self) -> &ClusterView {
         self.cluster_view()
+    }
+
+    fn other_pods(&self) -> Box<dyn Iterator<Item = (&NodeName, OtherPod<'_>)> + '_> {
+        Box::new(self.known_pods())
     }
 
     fn pod_name(&self, uid: &PodUid) -> Option<String> {

@@ -13,6 +13,7 @@ mod endpoint;
 mod explain;
 mod follow;
 mod gangs;
+mod known_pod;
 mod load;
 mod mirror;
 mod options;

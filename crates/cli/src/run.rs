@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tessera_cluster::{Client, list};
+use tessera_core::units::PodUid;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
 use tessera_wire::tessera::{gang, placed_pod};
@@ -254,6 +255,13 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
             let mut survey = load::survey(&client, source, &NodeSelection::default()).await?;
+            let holds_gpus = survey
+                .grant(&PodUid(pod.metadata.uid.clone()))
+                .is_some_and(|grant| !grant.containers.is_empty());
+            let by_claims = PodExplanation::by_claims(&namespace, name, &survey.claims_of(&pod));
+            if let Some(by_claims) = by_claims.filter(|_| !holds_gpus && !pod.spec.node_name.is_empty()) {
+                return print_explanation(&by_claims, options, context);
+            }
             let wants_gpus = pod.spec.asks_for_gpus() || !pod.spec.other_gpu_resources().is_empty();
             let waits_for_claims = pod.spec.node_name.is_empty() && !survey.waiting_claims(&pod).is_empty();
             if !wants_gpus && !waits_for_claims && !pod.spec.resource_claims.is_empty() {
@@ -275,12 +283,14 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
                 .with_context(|| format!("the GPU request of pod {namespace}/{name} is invalid"))?
         }
     };
+    print_explanation(&answer, options, context)
+}
+
+fn print_explanation(answer: &PodExplanation, options: &Explain, context: Context) -> Result<ExitCode> {
     print(&match options.output {
-        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(&answer, form)?,
-        Some(OutputFormat::Name) => names(usable(&answer)),
-        form => {
-            context.wrapped(&show::explain::pod(&answer, form == Some(OutputFormat::Wide), context.paint))
-        }
+        Some(form @ (OutputFormat::Json | OutputFormat::Yaml)) => document::print(answer, form)?,
+        Some(OutputFormat::Name) => names(usable(answer)),
+        form => context.wrapped(&show::explain::pod(answer, form == Some(OutputFormat::Wide), context.paint)),
     });
     Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ use tessera_core::admission::QuotaState;
 use tessera_core::claim::{ClaimUid, grants};
 use tessera_core::cluster_view::{ClusterView, PlacedPod, PodGpus};
 use tessera_core::constraint::NodeConstraints;
+use tessera_core::constraint::other_pods::OtherPod;
 use tessera_core::forecast::{Forecast, FreeCapacity};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{GpuUsage, PodGrant};
@@ -39,6 +40,7 @@ use tessera_wire::{
 };
 
 use crate::gangs::Gangs;
+use crate::known_pod::KnownPod;
 
 /// The state of the cluster.
 #[derive(Debug, Default)]
@@ -58,6 +60,8 @@ pub struct Survey {
     view: ClusterView,
     /// Facts about the pods on a node that request GPUs, and about the claims that hold GPUs.
     pods: HashMap<PodUid, PodFacts>,
+    /// Pods on nodes as the constraints of other pods meet them.
+    known_pods: Vec<KnownPod>,
     /// Claims and classes; `None` if they are not served or may not be read.
     claims: Option<Claims>,
     gangs: Gangs,
@@ -229,6 +233,18 @@ impl Survey {
         waiting.flat_map(|claim| dra::waiting_requests(claim, &claims.classes)).collect()
     }
 
+    /// Returns the claims whose GPUs a pod uses, by name, with what they hold.
+    #[must_use]
+    pub fn claims_of(&self, pod: &Pod) -> Vec<(&str, &PodGrant)> {
+        let known = self.claims.iter().flat_map(|claims| claims.known.values());
+        let used = known.filter(|claim| claim.is_reserved_for(&pod.metadata.uid));
+        used.filter_map(|claim| {
+            let holder = ClaimUid(claim.metadata.uid.clone()).holder();
+            Some((claim.metadata.name.as_str(), self.view.ledger().grant(&holder)?))
+        })
+        .collect()
+    }
+
     /// Adds a pod. Ended pods and pods of nodes outside the survey are skipped.
     pub fn add(&mut self, pod: Pod) {
         self.gangs.add(&pod);
@@ -256,9 +272,14 @@ impl Survey {
         }
         let state = self.view.ledger().node(&node);
         let Some(mut placed) = placed_pod(&pod, state.map(NodeState::node), facts.unit) else { return };
-        if self.claims.is_some() && pod.status.extended_resource_claim_status.is_some() {
+        let is_by_claim = self.claims.is_some() && pod.status.extended_resource_claim_status.is_some();
+        if is_by_claim {
             // The claim that kube-scheduler made for the pod holds the GPUs.
             placed.gpus = PodGpus::NotRequested;
+        }
+        // The scheduler knows these pods, too, so that both explain alike.
+        if !is_by_claim && (pod.spec.asks_for_gpus() || !pod.spec.other_gpu_resources().is_empty()) {
+            self.known_pods.push(KnownPod::new(&pod));
         }
         if placed.gpus != PodGpus::NotRequested {
             let terminating = pod.metadata.deletion_timestamp.is_some();
@@ -266,6 +287,11 @@ impl Survey {
             self.pods.insert(placed.uid.clone(), PodFacts { namespace, name, terminating });
         }
         self.view.note_pod(placed);
+    }
+
+    /// Returns the pods on nodes as the constraints of other pods meet them.
+    pub(crate) fn known_pods(&self) -> impl Iterator<Item = (&NodeName, OtherPod<'_>)> {
+        self.known_pods.iter().map(KnownPod::as_other_pod)
     }
 
     /// Adds a pod that is known to wait for GPUs, whatever its requests.

@@ -225,7 +225,7 @@ mod tests {
             [
                 field(1, name.as_bytes()),
                 field(2, b"image"),
-                field(6, &[number(2, 8080), number(3, 80)].concat()),
+                field(6, &[number(2, 8080), number(3, 80), field(4, b"UDP"), field(5, b"10.0.0.1")].concat()),
                 variable("HOME"),
                 variable("SUBMITTER"),
                 field(8, &resources),
@@ -249,16 +249,23 @@ mod tests {
         let toleration = [field(1, b"k"), field(2, b"Exists"), field(4, b"PreferNoSchedule")].concat();
         let expression = [field(1, b"disk"), field(2, b"In"), field(3, b"ssd"), field(3, b"nvme")].concat();
         let term = field(1, &[field(1, &expression), field(2, &field(1, b"metadata.name"))].concat());
+        let app = [field(1, b"app"), field(2, b"Exists")].concat();
+        let excluded = [
+            field(1, &[entry(1, "team", b"a"), field(2, &app)].concat()),
+            field(2, b"other"),
+            field(3, b"zone"),
+        ]
+        .concat();
+        let by_namespace =
+            [field(1, b""), field(4, &entry(1, "team", b"a")), field(5, b"hash"), field(6, b"tenant")]
+                .concat();
+        let excluded = [field(1, &excluded), field(1, &by_namespace), field(2, b"term")].concat();
         let spec = [
             field(1, &[field(1, b"data"), field(2, &field(10, &field(1, b"claim")))].concat()),
             field(2, &container("main", "")),
             entry(7, "zone", b"a"),
             field(10, b"node"),
-            field(
-                18,
-                &[field(1, &field(1, &term)), field(3, &[field(1, b"term"), field(2, b"term")].concat())]
-                    .concat(),
-            ),
+            field(18, &[field(1, &field(1, &term)), field(3, &excluded)].concat()),
             field(19, b"tessera"),
             field(20, &container("side", "Always")),
             field(22, &toleration),
@@ -303,7 +310,7 @@ mod tests {
     fn a_pod_in_protobuf_is_the_pod_in_json() {
         let container = |name: &str, more: &str| {
             format!(
-                r#"{{"name":"{name}","image":"image"{more},"ports":[{{"hostPort":8080,"containerPort":80}}],"env":[{{"name":"SUBMITTER","value":"jane"}}],
+                r#"{{"name":"{name}","image":"image"{more},"ports":[{{"hostPort":8080,"containerPort":80,"protocol":"UDP","hostIP":"10.0.0.1"}}],"env":[{{"name":"SUBMITTER","value":"jane"}}],
                    "resources":{{"limits":{{"nvidia.com/gpu":"2"}},"requests":{{"cpu":"500m"}},
                    "claims":[{{"name":"gpu","request":"small"}}]}}}}"#
             )
@@ -321,7 +328,10 @@ mod tests {
                "affinity":{{"nodeAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":{{"nodeSelectorTerms":[
                {{"matchExpressions":[{{"key":"disk","operator":"In","values":["ssd","nvme"]}}],
                "matchFields":[{{"key":"metadata.name"}}]}}]}}}},
-               "podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{}}],
+               "podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{"labelSelector":{{
+               "matchLabels":{{"team":"a"}},"matchExpressions":[{{"key":"app","operator":"Exists"}}]}},
+               "namespaces":["other"],"topologyKey":"zone"}},{{"labelSelector":{{}},"topologyKey":"",
+               "namespaceSelector":{{"matchLabels":{{"team":"a"}}}},"matchLabelKeys":["hash"],"mismatchLabelKeys":["tenant"]}}],
                "preferredDuringSchedulingIgnoredDuringExecution":[{{}}]}}}},
                "tolerations":[{{"key":"k","operator":"Exists","effect":"PreferNoSchedule"}}],"priority":7,
                "overhead":{{"memory":"1Gi"}},"topologySpreadConstraints":[{{"whenUnsatisfiable":"ScheduleAnyway"}}],
@@ -340,7 +350,9 @@ mod tests {
             status("c")
         );
         let expected: LeanPod = serde_json::from_str(&json).unwrap();
-        assert!(expected.spec.affinity.has_preferred && expected.spec.affinity.excludes_pods);
+        let affinity = &expected.spec.affinity;
+        assert!(affinity.has_preferred && affinity.excluded.len() == 1 && affinity.excludes_more);
+        assert_eq!(expected.spec.containers[0].host_ports.len(), 1);
         assert!(expected.spec.spreading.has_preferred && expected.spec.has_bound_volumes);
         let mut buffer = BytesMut::from(&frame("MODIFIED", "Pod", &pod())[..]);
         let line: serde_json::Value = serde_json::from_slice(&take_lines(&mut buffer).unwrap()).unwrap();

@@ -2,7 +2,9 @@
 //! nodes, taints, node selectors, node affinity, the number of pods and other resources.
 //!
 //! The verbs do not apply them again. Explanations do, so that they never recommend a node on which
-//! kube-scheduler will not place the pod.
+//! kube-scheduler will not place the pod. Constraints between pods are in [`other_pods`].
+
+pub mod other_pods;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -134,6 +136,37 @@ pub enum UnmetConstraint {
         /// Amount that the pod requests.
         requested: u64,
     },
+    /// A container of another pod uses a port of the host that the pod needs.
+    #[error("port {port}/{protocol} of the host is in use")]
+    HostPort {
+        /// Number of the port.
+        port: u16,
+        /// Protocol of the port.
+        protocol: String,
+    },
+    /// A pod near the node is excluded by the pod's required anti-affinity over this label of nodes.
+    #[error("a pod there is excluded by the pod's anti-affinity ({0})")]
+    ExcludedPod(String),
+    /// A pod near the node excludes the pod by its required anti-affinity over this label of nodes.
+    #[error("a pod there excludes the pod by its anti-affinity ({0})")]
+    ExcludingPod(String),
+}
+
+impl UnmetConstraint {
+    /// Returns whether the node could meet the constraint once other pods have ended.
+    #[must_use]
+    pub fn may_resolve(&self) -> bool {
+        match self {
+            Self::Unschedulable
+            | Self::Taint(_)
+            | Self::Selector { .. }
+            | Self::Affinity
+            | Self::Resource { .. } => false,
+            Self::Pods(most) => *most > 0,
+            Self::InUse { offered, requested, .. } => offered >= requested,
+            Self::HostPort { .. } | Self::ExcludedPod(_) | Self::ExcludingPod(_) => true,
+        }
+    }
 }
 
 /// Returns an amount of a resource in words: storage and huge pages with a unit, other resources as a number. The amount

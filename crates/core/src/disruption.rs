@@ -124,10 +124,13 @@ impl LabelSelector {
     #[must_use]
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         let is_empty = self.labels.is_empty() && self.expressions.is_empty();
+        !is_empty && self.is_met_by(labels)
+    }
+
+    /// Returns whether these labels meet every condition. Any labels meet an empty selector.
+    pub(crate) fn is_met_by(&self, labels: &BTreeMap<String, String>) -> bool {
         let has = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-        !is_empty
-            && self.labels.iter().all(has)
-            && self.expressions.iter().all(|expression| expression.is_met_by(labels))
+        self.labels.iter().all(has) && self.expressions.iter().all(|expression| expression.is_met_by(labels))
     }
 }
 

@@ -252,7 +252,7 @@ impl StateTotals {
             self.agents as u64,
         );
         gauge("tessera_scheduler_gpus", "GPUs of all nodes.", self.gpus as u64);
-        gauge("tessera_scheduler_gpus_idle", "GPUs without any grant.", self.idle as u64);
+        gauge("tessera_scheduler_gpus_idle", "GPUs without any grant that may be granted.", self.idle as u64);
         gauge(
             "tessera_scheduler_gpus_overbooked",
             "GPUs with more grants than they have capacity.",

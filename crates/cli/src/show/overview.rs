@@ -218,12 +218,22 @@ fn holders(survey: &Survey, state: &NodeState) -> String {
             // Pods that run on a cordoned GPU stay there.
             Some(problem) if held.is_empty() => problem.to_owned(),
             Some(problem) => format!("{problem}, {}", held.join(", ")),
-            None if held.is_empty() => "idle".to_owned(),
+            None if held.is_empty() => {
+                reserved_for(survey, state, gpu.index).unwrap_or_else(|| "idle".to_owned())
+            }
             None => held.join(", "),
         };
         let _ = writeln!(text, "  GPU{} {words}", gpu.index);
     }
     text
+}
+
+/// Returns for whom a GPU is reserved, such as `reserved for maintenance (jane)`, or `None` if it is not.
+pub(crate) fn reserved_for(survey: &Survey, state: &NodeState, gpu: GpuIndex) -> Option<String> {
+    let all = survey.reservations(&state.node().name);
+    let own = all.iter().filter(|(_, kept)| kept.iter().any(|(index, _)| *index == gpu));
+    let whom: Vec<String> = own.map(|(reservation, _)| reservation.beneficiary()).collect();
+    (!whom.is_empty()).then(|| format!("reserved for {}", whom.join(", ")))
 }
 
 /// Lists the reservations of a node, one line each.

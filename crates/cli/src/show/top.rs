@@ -191,14 +191,13 @@ fn of_granted(used: Option<u64>, granted: Option<u64>) -> String {
     }
 }
 
-/// Formats MiB as GiB with one decimal below 10 GiB.
+/// Formats MiB as GiB with one decimal below 10 GiB. The number is rounded down, as in the other views.
 fn gib(mib: Option<u64>) -> String {
     let Some(mib) = mib else { return UNKNOWN.to_owned() };
-    // Rounded to tenths of a GiB.
-    let tenths = (mib.saturating_mul(10) + 512) / 1024;
+    let tenths = mib.saturating_mul(10) / 1024;
     match tenths {
         0..100 => format!("{}.{}", tenths / 10, tenths % 10),
-        _ => ((tenths + 5) / 10).to_string(),
+        _ => (tenths / 10).to_string(),
     }
 }
 

@@ -7,7 +7,7 @@ use tessera_core::tree::{Group, GroupLevel, TopologyTree};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 use tessera_wire::tessera::node_use::NodeUse;
 
-use crate::show::overview::gib;
+use crate::show::overview::{gib, reserved_for};
 use crate::survey::Survey;
 
 /// Formats one node. `used` holds the measurements of its agent, if it answered; without them the used memory is
@@ -69,6 +69,9 @@ impl Tree<'_> {
                     };
                     let _ = write!(line, "  {}/{} [{what}]", pod.namespace, pod.name);
                 }
+            }
+            if let Some(reserved) = reserved_for(self.survey, self.state, index) {
+                let _ = write!(line, "  [{reserved}]");
             }
         }
         line

@@ -134,9 +134,14 @@ fn mig_instances_and_reservations_are_shown() {
         assert_eq!(api, scheduler, "{form:?}");
         assert!(api.contains("  2 of 2 nvidia.com/mig-1g.18gb held\n"), "{api}");
         assert!(api.contains("  1 GPU reserved for "), "{api}");
+        assert!(!form.contains(&"wide") || api.contains("  GPU1 reserved for maintenance (jane)"), "{api}");
     }
     both(&stage, &url, &["-o", "wide"]);
-    both(&stage, &url, &["tree", "mig", "--no-agents", "-o", "wide"]);
+    let tree = both(&stage, &url, &["tree", "mig", "--no-agents", "-o", "wide"]);
+    assert!(
+        tree.contains("GPU1 0% and 0 GiB of 140 GiB free  [reserved for maintenance (jane)]\n"),
+        "{tree}"
+    );
     let text = both(&stage, &url, &["explain", "team/waits"]);
     let expected = "\
 pod team/waits waits

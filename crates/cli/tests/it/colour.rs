@@ -130,7 +130,7 @@ fn no_view_is_wider_than_the_terminal_and_none_hides_its_answer() {
         for arguments in [&["top", "--once"][..], &["top", "--once", "--sort", "waste"]] {
             let top = shown(arguments);
             let (used, idle) = match columns {
-                80 => ("-x2x4z 30% 33% 4.8/5.0 GiB 4%", "-x2x4z-beside 0% 33% 0.3/5.0 GiB -"),
+                80 => ("-x2x4z 30% 33% 4.7/5.0 GiB 4%", "-x2x4z-beside 0% 33% 0.3/5.0 GiB -"),
                 _ => ("-x2x4z main 30% 33% 4900 5120 4%", "-x2x4z-beside main 0% 33% 350 5120 -"),
             };
             for numbers in [used, idle] {

@@ -252,6 +252,43 @@ fn no_view_says_that_a_waiting_pod_fits() {
     }
 }
 
+/// Pods with GPUs close nodes by anti-affinity and ports, with and without the scheduler.
+#[test]
+fn other_pods_close_nodes_in_both_views() {
+    let nodes = ["a", "b"].map(|name| {
+        let mut node = node(name, "10.0.0.1", "GiB", &[T4, T4]);
+        node["metadata"]["labels"] = json!({ "kubernetes.io/hostname": name });
+        node
+    });
+    let mut holder = pod("team", "holder", "a", &[("nvidia.com/gpu", 1)], json!({}));
+    holder["metadata"]["labels"] = json!({ "app": "train" });
+    holder["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 80, "hostPort": 80 }]);
+    let stage = Stage::of(&nodes, &[holder]);
+    stage.scheduler(&json!(rules::print(&settings().rules())));
+    let mut apart = pod("team", "apart", "", &[("nvidia.com/gpu", 1)], json!({}));
+    apart["spec"]["affinity"] = json!({ "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [
+        { "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": "train" } } }] } });
+    stage.pod(&apart);
+    let mut port = pod("team", "port", "", &[("nvidia.com/gpu", 1)], json!({}));
+    port["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 80, "hostPort": 80 }]);
+    stage.pod(&port);
+    let url = serve(&stage, scheduler(&stage));
+    for (name, reason, unchecked) in [
+        (
+            "team/apart",
+            "a pod there is excluded by the pod's anti-affinity (kubernetes.io/hostname)",
+            "required pod anti-affinity to pods without GPUs",
+        ),
+        ("team/port", "port 80/TCP of the host is in use", "ports of the host that pods without GPUs use"),
+    ] {
+        let text = stage.text(GPU, &["explain", name]);
+        assert_eq!(text, stage.text(GPU, &["explain", name, "--endpoint", &url]));
+        assert!(text.contains("the GPUs of 1 of 2 nodes would do"), "{text}");
+        assert!(text.contains(&format!("only kube-scheduler checks: {unchecked}\n")), "{text}");
+        assert!(text.contains(&format!("\n1      {reason}\n")), "{text}");
+    }
+}
+
 /// Invalid limits affect only the pods that they concern.
 #[test]
 fn invalid_limits_are_reported_for_affected_pods() {
@@ -338,7 +375,16 @@ fn claims_and_gangs_are_shown_as_the_scheduler_shows_them() {
         stage.server.create(path, claim).unwrap();
         stage.server.patch(&format!("{path}/{name}/status"), &json!({ "status": status })).unwrap();
     };
-    claim("held", 1, &json!({ "allocation": { "devices": { "results": [device(1)] } } }));
+    let mut uses_held = pod("team", "uses-held", "t4", &[], json!({}));
+    uses_held["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "held" }]);
+    stage.pod(&uses_held);
+    let uid = &stage.server.get("/api/v1/namespaces/team/pods/uses-held").unwrap()["metadata"]["uid"];
+    let user = json!({ "resource": "pods", "name": "uses-held", "uid": uid });
+    claim(
+        "held",
+        1,
+        &json!({ "allocation": { "devices": { "results": [device(1)] } }, "reservedFor": [user] }),
+    );
     claim("wanted", 3, &json!({}));
     let mut by_claim = pod("team", "by-claim", "", &[], json!({}));
     by_claim["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "wanted" }]);
@@ -373,6 +419,9 @@ fn claims_and_gangs_are_shown_as_the_scheduler_shows_them() {
     let details = both(&["-d", "t4"]);
     assert!(details.starts_with("gpu policy: tessera\n"), "{details}");
     both(&[]);
+    let running = "pod team/uses-held is placed on node t4\n  GPU1: 50% and 4096 MiB\n\
+                   chosen because: they are the devices of claim held\n";
+    assert_eq!(both(&["explain", "team/uses-held"]), running);
     let text = both(&["explain", "team/by-claim"]);
     assert!(text.contains("requests claim: 3 GPUs"), "{text}");
     assert!(text.contains("only kube-scheduler checks: the devices of its claims"), "{text}");

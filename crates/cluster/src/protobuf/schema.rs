@@ -221,13 +221,14 @@ struct NodeSelector {
 #[serde(rename_all = "camelCase")]
 struct NodeSelectorTerm {
     #[prost(message, repeated, tag = "1")]
-    match_expressions: Vec<NodeSelectorRequirement>,
+    match_expressions: Vec<SelectorRequirement>,
     #[prost(message, repeated, tag = "2")]
-    match_fields: Vec<NodeSelectorRequirement>,
+    match_fields: Vec<SelectorRequirement>,
 }
 
+/// A condition on a label, of a node or of a pod.
 #[derive(Clone, PartialEq, Message, Serialize)]
-struct NodeSelectorRequirement {
+struct SelectorRequirement {
     #[prost(string, tag = "1")]
     key: String,
     #[prost(string, tag = "2")]
@@ -236,15 +237,41 @@ struct NodeSelectorRequirement {
     values: Vec<String>,
 }
 
-/// The terms of an affinity to pods, of which only the number is read.
+/// The terms of an affinity to pods. Of the preferred terms only the number is read.
 #[derive(Clone, PartialEq, Message, Serialize)]
 struct PodTerms {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution", serialize_with = "as_empty_objects")]
-    required: Vec<bytes::Bytes>,
+    #[prost(message, repeated, tag = "1")]
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Vec<PodAffinityTerm>,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution", serialize_with = "as_empty_objects")]
     preferred: Vec<bytes::Bytes>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodAffinityTerm {
+    #[prost(message, optional, tag = "1")]
+    label_selector: Option<LabelSelector>,
+    #[prost(string, repeated, tag = "2")]
+    namespaces: Vec<String>,
+    #[prost(string, tag = "3")]
+    topology_key: String,
+    #[prost(message, optional, tag = "4")]
+    namespace_selector: Option<LabelSelector>,
+    #[prost(string, repeated, tag = "5")]
+    match_label_keys: Vec<String>,
+    #[prost(string, repeated, tag = "6")]
+    mismatch_label_keys: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LabelSelector {
+    #[prost(btree_map = "string, string", tag = "1")]
+    match_labels: BTreeMap<String, String>,
+    #[prost(message, repeated, tag = "2")]
+    match_expressions: Vec<SelectorRequirement>,
 }
 
 /// A volume, of which only the kind is read.
@@ -317,6 +344,11 @@ pub(super) struct Container {
 struct ContainerPort {
     #[prost(int32, tag = "2")]
     host_port: i32,
+    #[prost(string, tag = "4")]
+    protocol: String,
+    #[prost(string, tag = "5")]
+    #[serde(rename = "hostIP")]
+    host_ip: String,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]

@@ -29,6 +29,8 @@ files![
     "text.js",
     "text-en.js",
     "text-zh.js",
+    "reasons-en.js",
+    "reasons-zh.js",
     "format.js",
     "filters.js",
     "virtual.js",

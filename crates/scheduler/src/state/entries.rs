@@ -126,9 +126,9 @@ impl GpuPod {
         let started = status.start_time.as_ref().or(created.as_ref());
         let started = started.and_then(|text| time::unix_seconds(text));
         if node.is_some() {
-            // Constraints only explain why a pod waits.
+            // Constraints only explain why a pod waits. Of a pod on a node they explain why others do.
             spec.node_selector = BTreeMap::new();
-            spec.affinity = Affinity::default();
+            spec.affinity = Affinity { excluded: spec.affinity.excluded, ..Affinity::default() };
             spec.tolerations = Vec::new();
         }
         Self {

@@ -39,7 +39,8 @@ impl State {
 
     /// Describes what a waiting pod has to do with the guarantee of its namespace, if there is one.
     pub(crate) fn describe_guarantee(&self, uid: &PodUid) -> Option<String> {
-        let pod = self.pod(uid).filter(|pod| pod.node.is_none())?;
+        // A guarantee is about GPUs, so it does not concern a pod that requests other resources.
+        let pod = self.pod(uid).filter(|pod| pod.node.is_none() && pod.spec.asks_for_gpus())?;
         let (quota, usage) = self.quota();
         let guarantee = quota.guarantee(&pod.namespace)?;
         let guaranteed = GuaranteedUse { guarantee, used: usage.of(&pod.namespace) };

@@ -3,6 +3,7 @@
 use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::NodeConstraints;
+use tessera_core::constraint::other_pods::OtherPod;
 use tessera_core::grant::PodGrant;
 use tessera_core::request::Request;
 use tessera_core::units::{NodeName, PodUid};
@@ -15,7 +16,8 @@ use crate::state::{GpuPod, State, StateAccess};
 
 pub use tessera_wire::tessera::explanation::{ContainerGpus, GpuReason, NodeExplanation, PodExplanation};
 
-/// Explains a pod that the watch has shown. Returns `None` if no GPU pod of this name is known.
+/// Explains a pod that the watch has shown, or one that uses the GPUs of claims. Returns `None` if no such pod of this
+/// name is known.
 pub fn explain(
     access: &impl StateAccess,
     namespace: &str,
@@ -24,8 +26,23 @@ pub fn explain(
     let matches = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
     let find =
         |state: &State| state.gpu_pods().find(|(_, pod)| matches(pod)).map(|(uid, pod)| pod.to_object(uid));
-    let pod = access.with_state(find)?;
-    Some(explain_on_all_nodes(access, &pod, false))
+    match access.with_state(find) {
+        Some(pod) => Some(explain_on_all_nodes(access, &pod, false)),
+        None => access.with_state(|state| by_claims(state, namespace, name)).map(Ok),
+    }
+}
+
+/// Explains a pod that uses the GPUs of claims.
+fn by_claims(state: &State, namespace: &str, name: &str) -> Option<PodExplanation> {
+    let is_on_node = |uid: &str| state.ledger().grant(&PodUid(uid.to_owned())).is_some();
+    let used = state.claim_holders().filter_map(|(grant, of, mut users)| {
+        let is_used = of == namespace && users.any(|user| user.name == name && is_on_node(&user.uid));
+        is_used.then_some(grant)
+    });
+    let mut claims: Vec<(&str, &PodGrant)> =
+        used.filter_map(|grant| Some((state.claim_name(&grant.pod)?.1, grant))).collect();
+    claims.sort_by_key(|(claim, _)| *claim);
+    PodExplanation::by_claims(namespace, name, &claims)
 }
 
 /// Explains a pod that need not exist.
@@ -91,6 +108,12 @@ impl ClusterFacts for State {
 
     fn view(&self) -> &ClusterView {
         self.cluster_view()
+    }
+
+    fn other_pods(&self) -> Box<dyn Iterator<Item = (&NodeName, OtherPod<'_>)> + '_> {
+        Box::new(self.gpu_pods().filter_map(|(_, pod)| {
+            Some((pod.node.as_ref()?, pod.spec.as_other_pod(&pod.namespace, &pod.labels)))
+        }))
     }
 
     fn pod_name(&self, uid: &PodUid) -> Option<String> {

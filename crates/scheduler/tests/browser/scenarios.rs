@@ -1,6 +1,7 @@
 //! The scenarios: what users do with the pages.
 
 mod lists;
+mod reasons;
 
 use std::pin::Pin;
 
@@ -14,6 +15,7 @@ use self::lists::{
     bars_and_tiles_are_aligned, lists_are_sorted_and_filtered, squares_of_the_map_have_labels,
     what_if_is_stored_in_the_address,
 };
+use self::reasons::every_reason_is_translated;
 use crate::cluster::{Cluster, H100, Kind, Replica, T4, V100, agent, memory, node, pod, share, whole};
 use crate::pictures::sample;
 use crate::webdriver::{Browser, request};
@@ -35,6 +37,7 @@ scenarios![
     a_waiting_pod_is_explained,
     no_page_says_that_a_waiting_pod_fits,
     nodes_without_new_pods_are_marked,
+    a_pod_of_another_scheduler_says_so,
     a_waiting_gang_is_explained,
     instances_and_reservations_are_shown,
     the_four_questions_are_answered,
@@ -49,6 +52,7 @@ scenarios![
     filters_are_stored_in_the_address,
     both_themes_apply,
     both_languages_apply,
+    every_reason_is_translated,
     the_keyboard_reaches_everything,
     pages_pass_the_accessibility_audit,
     pages_fit_narrow_screens,
@@ -299,16 +303,33 @@ async fn the_four_questions_are_answered(browser: &Browser) -> Result<()> {
 async fn nodes_without_new_pods_are_marked(browser: &Browser) -> Result<()> {
     let mut cordoned = node("t1", T4);
     cordoned["spec"] = json!({"unschedulable": true});
-    let cluster = Cluster::start([node("h1", H100), cordoned]).await?;
+    let mut partly = node("h1", H100);
+    partly["metadata"]["annotations"]["tessera.dev/gpu-cordon"] = "GPU-h1-0003".into();
+    let cluster = Cluster::start([partly, cordoned]).await?;
     visit(browser, &cluster, "#/overview").await?;
-    browser.until_text("without 1 node and 0 GPUs that get no new pods").await?;
-    let free = H100.gpu_count;
+    browser.until_text("without 1 node and 1 GPU that get no new pods").await?;
+    // A cordoned GPU works, so it is no problem.
+    browser.until_text("0 unhealthy, 0 overbooked").await?;
+    let free = H100.gpu_count - 1;
     browser.until_text(&format!("of {free} free GPUs")).await?;
     visit(browser, &cluster, "#/nodes").await?;
     browser.until("document.querySelector('[data-key=t1] .chip.warn').innerText === 'cordoned'").await?;
     browser.until("!document.querySelector('[data-key=h1] .chip.warn')").await?;
+    browser.until("document.querySelectorAll('[data-key=h1] .tile.withheld').length === 1").await?;
+    browser.until("document.querySelectorAll('.tile.unhealthy').length === 0").await?;
     visit(browser, &cluster, "#/node/t1").await?;
     browser.until("document.querySelector('.page-head .chip.warn').innerText === 'cordoned'").await
+}
+
+/// A guarantee of the namespace does not hide that no scheduler has looked at the pod.
+async fn a_pod_of_another_scheduler_says_so(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    let mut foreign = pod("team-vision", "foreign", whole(1));
+    foreign["spec"]["schedulerName"] = "other".into();
+    cluster.make(&foreign)?;
+    visit(browser, &cluster, "#/pod/team-vision/foreign").await?;
+    browser.until_text("its schedulerName is other").await?;
+    browser.until_text("namespace team-vision holds").await
 }
 
 /// What a gang lacks is said, and every reason of a decision has a text.

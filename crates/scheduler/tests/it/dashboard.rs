@@ -9,7 +9,7 @@ use tessera_scheduler::dashboard::usage::UsageLog;
 use tessera_scheduler::dashboard::view::{
     ListQuery, cluster, explanation, node as one, nodes, pods, quota, waste,
 };
-use tessera_scheduler::state::{State, StateEvent};
+use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
 
 use crate::fixtures::*;
 
@@ -57,7 +57,8 @@ fn cluster_view_sums_up_gpus_models_and_namespaces() {
     let gpus = &view["gpus"];
     for (key, expected) in [
         ("total", 4),
-        ("idle", 2),
+        // The second GPU without a grant is unhealthy.
+        ("idle", 1),
         ("shared", 1),
         ("whole", 1),
         ("unhealthy", 1),
@@ -96,6 +97,43 @@ fn cluster_view_of_an_empty_cluster_is_zero() {
         (&view["nodes"], &view["gpus"]["total"], &view["fragmentation"]["left"]),
         (&json!(0), &json!(0), &json!(0.0))
     );
+}
+
+/// A GPU that is cordoned or in MIG mode works. It is neither idle nor a problem, and every view says so.
+#[test]
+fn cordoned_gpus_and_gpus_in_mig_mode_are_no_problems() {
+    let mut node = node("n", 4, "GiB");
+    let text = node["metadata"]["annotations"]["tessera.dev/inventory"].as_str().unwrap();
+    let mut inventory: Value = serde_json::from_str(text).unwrap();
+    for (gpu, reason) in [(1, "mig-mode"), (2, "pending-reset")] {
+        inventory["gpus"][gpu]["unhealthy"] = true.into();
+        inventory["gpus"][gpu]["reason"] = reason.into();
+    }
+    let uuid = inventory["gpus"][0]["uuid"].clone();
+    node["metadata"]["annotations"]["tessera.dev/inventory"] = inventory.to_string().into();
+    node["metadata"]["annotations"]["tessera.dev/gpu-cordon"] = uuid;
+    let state = state(&[node]);
+    let totals = json_of(cluster::cluster(&state))["gpus"].clone();
+    for (key, expected) in [("idle", 1), ("cordoned", 1), ("inMigMode", 1), ("unhealthy", 1)] {
+        assert_eq!(totals[key], expected, "{key}: {totals}");
+    }
+    let list = json_of(nodes::nodes(&state, &filter("")).items);
+    let states: Vec<Value> = list[0]["gpus"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|gpu| json!([gpu["healthy"], gpu["faulty"], gpu["problem"]]))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            json!([false, false, "cordoned"]),
+            json!([false, false, "in MIG mode"]),
+            json!([false, true, "awaiting a reset for retired memory"]),
+            json!([true, false, null]),
+        ]
+    );
+    assert_eq!(json_of(cluster::map(&state))[0]["nodes"][0][2], 1, "one GPU has a fault");
 }
 
 /// GPUs that get no new pods are not free capacity, and the views say why: the node is cordoned or not ready, or an
@@ -397,6 +435,63 @@ fn waste_compares_what_pods_hold_with_what_they_use() {
     let soon = json_of(waste::waste(&state, &log, 2000, &ListQuery::default()));
     assert_eq!((soon.get("idlePods"), soon.get("idleGpus")), (None, None));
     assert_eq!(soon["observedSinceMillis"], json!(1000));
+}
+
+/// A claim holds GPUs for its pods, so it wastes what they do not use. What cannot be told apart is unknown, not zero.
+#[test]
+fn claims_waste_what_their_pods_do_not_use() {
+    let mut state =
+        state_with(&[node("n", 8, "GiB")], SchedulerSettings { dra: true, ..SchedulerSettings::default() });
+    let class = json!({"metadata": {"name": "tessera"}, "spec": {"selectors": [
+        {"cel": {"expression": "device.driver == \"gpu.tessera.dev\""}}]}});
+    state.handle(StateEvent::Class(WatchEvent::Set(serde_json::from_value(class).unwrap())));
+    let pods = |names: &[&str]| -> Vec<Value> {
+        names
+            .iter()
+            .map(|pod| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}))
+            .collect()
+    };
+    for (gpu, (name, users)) in [
+        ("idle", &["a"][..]),
+        ("shared", &["b", "c"]),
+        ("one-of-two", &["d"]),
+        ("other-of-two", &["d"]),
+        ("silent", &["e"]),
+        ("unused", &[]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let result = json!({"request": "gpu", "driver": "gpu.tessera.dev", "pool": "n", "device": format!("gpu-{gpu}"),
+            "consumedCapacity": {"cores": "100", "memory": format!("{GPU_MIB}Mi")}});
+        let claim = json!({"metadata": {"name": name, "namespace": "team", "uid": format!("claim-{name}")},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "tessera",
+                "allocationMode": "ExactCount", "count": 1}}]}},
+            "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": pods(users)}});
+        state.handle(StateEvent::Claim(WatchEvent::Set(serde_json::from_value(claim).unwrap())));
+    }
+    let container = |name: &str, busy: f64| {
+        json!({"namespace": "team", "pod": name, "uid": format!("uid-{name}"), "container": "main",
+               "gpus": [{"uuid": "g", "index": 0, "busyPercent": busy, "memoryUsedMiB": 10}]})
+    };
+    let used = [("a", 0.0), ("b", 30.0), ("c", 20.0), ("d", 90.0)].map(|(name, busy)| container(name, busy));
+    let users = ["a", "b", "c", "d", "e"].map(|name| format!("uid-{name}")).into();
+    let mut log = UsageLog::default();
+    log.observe(1000, &users, &serde_json::from_value(json!({"gpus": [], "containers": used})).unwrap());
+    let view = json_of(waste::waste(&state, &log, 1000 + waste::IDLE_MILLIS, &ListQuery::default()));
+    let rows: Vec<Value> = view["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| json!([pod["name"], pod["isClaim"], pod["wastedGpus"], pod["memoryUsedMiB"], pod["idle"]]))
+        .collect();
+    assert_eq!(rows, [json!(["idle", true, 1.0, 10, true]), json!(["shared", true, 0.5, 20, false])]);
+    assert_eq!((&view["heldGpus"], &view["usedGpus"]), (&json!(6.0), &json!(0.5)));
+    assert_eq!(
+        view["unknownPods"],
+        json!(4),
+        "the use of two claims is not told apart, and of two nothing is known"
+    );
 }
 
 /// Without agents, neither use nor idle pods are known. Without pods, there are none.

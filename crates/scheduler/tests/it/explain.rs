@@ -168,6 +168,104 @@ fn a_waiting_pod_is_never_said_to_fit() {
     }
 }
 
+/// What pods with GPUs on nodes say is evaluated. What pods without GPUs say is known to kube-scheduler alone, which the
+/// explanation names.
+#[test]
+fn anti_affinity_and_ports_of_pods_with_gpus_close_nodes() {
+    const HOST: &str = "kubernetes.io/hostname";
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let away = |key: &str| {
+        let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "train"}}});
+        json!({"podAntiAffinity": {required: [term]}})
+    };
+    let named = |name: &str, app: &str, affinity: Value| {
+        let mut pod = whole(name, 1);
+        pod["metadata"]["labels"] = json!({ "app": app });
+        pod["spec"]["affinity"] = affinity;
+        pod
+    };
+    let nodes = ["a", "b", "c"].map(|name| {
+        let mut node = node(name, 2, "GiB");
+        let zone = if name == "c" { "y" } else { "x" };
+        node["metadata"]["labels"] = json!({HOST: name, "zone": zone});
+        node
+    });
+    let mut state = state(&nodes);
+    let mut train = named("train", "train", json!(null));
+    train["spec"]["containers"][0]["ports"] = json!([{"containerPort": 29500, "hostPort": 29500}]);
+    bind(&mut state, &train, "a");
+    bind(&mut state, &named("alone", "web", away("zone")), "c");
+    let reasons = |pod: &Value, is_hypothetical: bool| -> Vec<Value> {
+        let explained = match is_hypothetical {
+            true => what_if(&state, &parse(pod)),
+            false => {
+                let mut state = self::state(&nodes);
+                bind(&mut state, &train, "a");
+                bind(&mut state, &named("alone", "web", away("zone")), "c");
+                set_pod(&mut state, pod);
+                explain(&state, "team", pod["metadata"]["name"].as_str().unwrap()).unwrap()
+            }
+        };
+        let explained = serde_json::to_value(explained.unwrap()).unwrap();
+        let nodes = explained["nodes"].as_array().unwrap();
+        let would_do = nodes.iter().filter(|node| node["wouldDo"] == true).count();
+        let summary = explained["summary"].as_str().unwrap();
+        assert!(summary.contains(&format!("{would_do} of 3 nodes")), "{summary}");
+        for node in nodes.iter().filter(|node| node["wouldDo"] == false) {
+            assert_eq!(node["mayResolve"], true, "the node opens when the other pod ends: {node}");
+        }
+        nodes.iter().map(|node| node["reason"].clone()).collect()
+    };
+    let excluded = |key: &str| json!(format!("a pod there is excluded by the pod's anti-affinity ({key})"));
+    let excluding = json!("a pod there excludes the pod by its anti-affinity (zone)");
+    for is_hypothetical in [true, false] {
+        let check = |pod: Value, expected: [Value; 3]| {
+            assert_eq!(reasons(&pod, is_hypothetical), expected, "{is_hypothetical} {pod}");
+        };
+        check(named("one", "web", away(HOST)), [excluded(HOST), Value::Null, Value::Null]);
+        check(named("two", "web", away("zone")), [excluded("zone"), excluded("zone"), Value::Null]);
+        // The anti-affinity of a pod on a node counts, too.
+        check(named("three", "train", json!(null)), [Value::Null, Value::Null, excluding.clone()]);
+        let mut port = named("four", "web", json!(null));
+        port["spec"]["containers"][0]["ports"] = json!([{"hostPort": 29500}]);
+        check(port, [json!("port 29500/TCP of the host is in use"), Value::Null, Value::Null]);
+        // Pods of another namespace do not count.
+        let mut elsewhere = named("five", "web", away(HOST));
+        elsewhere["spec"]["affinity"]["podAntiAffinity"][required][0]["namespaces"] = json!(["other"]);
+        check(elsewhere, [Value::Null, Value::Null, Value::Null]);
+    }
+}
+
+/// A full node may get room by evictions. One that offers too little never does.
+#[test]
+fn evictions_could_help_where_pods_hold_what_is_missing() {
+    let mig = "nvidia.com/mig-1g.5gb";
+    let mut sliced = node("n", 2, "GiB");
+    sliced["status"]["allocatable"][mig] = "1".into();
+    sliced["status"]["allocatable"]["pods"] = "1".into();
+    let mut state = state(std::slice::from_ref(&sliced));
+    let mut holder = pod("holder", &[(mig, "1")]);
+    holder["spec"]["nodeName"] = "n".into();
+    set_pod(&mut state, &holder);
+    let verdict = |state: &State, pod: &Value| {
+        let explained = serde_json::to_value(what_if(state, &parse(pod)).unwrap()).unwrap();
+        (
+            explained["nodes"][0]["reason"].as_str().unwrap().to_owned(),
+            explained["nodes"][0]["mayResolve"].clone(),
+        )
+    };
+    let (reason, may_resolve) = verdict(&state, &whole("full", 1));
+    assert_eq!((reason.as_str(), may_resolve), ("node has its largest number of pods, 1", json!(true)));
+    sliced["status"]["allocatable"]["pods"] = "110".into();
+    set_node(&mut state, &sliced);
+    let (reason, may_resolve) = verdict(&state, &pod("slice", &[(mig, "1")]));
+    assert_eq!(reason, format!("node has 0 of 1 {mig} left, and the pod requests 1"));
+    assert_eq!(may_resolve, json!(true));
+    let (reason, may_resolve) = verdict(&state, &pod("large", &[(mig, "2")]));
+    assert_eq!(reason, format!("node offers 1 of {mig}, and the pod requests 2"));
+    assert_eq!(may_resolve, json!(false));
+}
+
 #[test]
 fn pods_with_resources_of_others_say_so() {
     let mut state = state(&[node("n", 2, "GiB")]);

@@ -309,7 +309,12 @@ fn kinds() -> Vec<&'static str> {
 
 #[test]
 fn both_languages_have_the_same_keys_and_every_used_key() {
-    let (english, chinese) = (keys("text-en.js"), keys("text-zh.js"));
+    let of = |language: &str| {
+        let [texts, reasons] = ["text", "reasons"].map(|table| keys(&format!("{table}-{language}.js")));
+        assert_eq!(texts.intersection(&reasons).count(), 0, "a key is in both tables");
+        &texts | &reasons
+    };
+    let (english, chinese) = (of("en"), of("zh"));
     assert_eq!(english.symmetric_difference(&chinese).collect::<Vec<_>>(), Vec::<&String>::new());
     assert!(english.len() > 150);
     let scripts: Vec<(PathBuf, String)> = assets()
@@ -329,7 +334,11 @@ fn both_languages_have_the_same_keys_and_every_used_key() {
     let made_up = ["kind.", "reason.", "outcome.", "decision.", "fullness.", "state.", "theme."];
     for key in english.iter().filter(|key| !made_up.iter().any(|family| key.starts_with(family))) {
         let quoted = format!("\"{key}\"");
-        let is_table = |path: &Path| path.ends_with("text-en.js") || path.ends_with("text-zh.js");
+        let is_table = |path: &Path| {
+            ["text-en.js", "text-zh.js", "reasons-en.js", "reasons-zh.js"]
+                .iter()
+                .any(|table| path.ends_with(table))
+        };
         let used = scripts.iter().any(|(path, text)| !is_table(path) && text.contains(&quoted));
         assert!(used, "nobody uses the text {key:?}");
     }

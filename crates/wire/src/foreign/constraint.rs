@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
+use tessera_core::constraint::other_pods::{HostPort, OtherPod, PodTerm, TermNamespaces};
 use tessera_core::constraint::{
     EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, NodeConstraints, NodeExpression, NodeOperator, NodeTerm,
     PodConstraints,
@@ -12,6 +13,7 @@ use tessera_core::constraint::{
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
+use crate::foreign::disruption::SelectorObject;
 use crate::foreign::objects::{
     Amount, Amounts, Condition, Node, PodConditions, PodSpec, Resources, null_as_default,
 };
@@ -33,8 +35,10 @@ pub struct Affinity {
     pub node_terms: Option<Vec<NodeTerm>>,
     /// True if the pod requires other pods near its node.
     pub requires_pods: bool,
-    /// True if the pod requires other pods to be away from its node.
-    pub excludes_pods: bool,
+    /// Terms of the required anti-affinity to other pods.
+    pub excluded: Box<[PodTerm]>,
+    /// True if the required anti-affinity has further terms that depend on labels of namespaces or of the pod itself.
+    pub excludes_more: bool,
 }
 
 /// Topology spread constraints of a pod, reduced to what Tessera reads.
@@ -73,12 +77,29 @@ struct NodeAffinity {
 #[serde(default)]
 struct PodTerms {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution", deserialize_with = "null_as_default")]
-    required: Vec<IgnoredAny>,
+    required: Vec<PodTermObject>,
     #[serde(
         rename = "preferredDuringSchedulingIgnoredDuringExecution",
         deserialize_with = "null_as_default"
     )]
     preferred: Vec<IgnoredAny>,
+}
+
+/// A term of an affinity to pods. The API server writes the labels that the keys name into the selector; in a manifest
+/// they are not yet there.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodTermObject {
+    label_selector: Option<SelectorObject>,
+    #[serde(deserialize_with = "null_as_default")]
+    namespaces: Vec<String>,
+    namespace_selector: Option<SelectorObject>,
+    #[serde(deserialize_with = "null_as_default")]
+    topology_key: String,
+    #[serde(deserialize_with = "null_as_default")]
+    match_label_keys: Vec<IgnoredAny>,
+    #[serde(deserialize_with = "null_as_default")]
+    mismatch_label_keys: Vec<IgnoredAny>,
 }
 
 #[derive(Default, Deserialize)]
@@ -125,13 +146,34 @@ struct TaintObject {
 pub(crate) fn affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Affinity, D::Error> {
     let AffinityObject { node_affinity, pod_affinity, pod_anti_affinity } = null_as_default(deserializer)?;
     let preferred = [&node_affinity.preferred, &pod_affinity.preferred, &pod_anti_affinity.preferred];
+    let has_preferred = preferred.iter().any(|terms| !terms.is_empty());
     let terms = node_affinity.required.map(|selector| selector.node_selector_terms.into_iter());
+    let all_excluded = pod_anti_affinity.required.len();
+    let excluded: Box<[PodTerm]> =
+        pod_anti_affinity.required.into_iter().filter_map(PodTermObject::read).collect();
     Ok(Affinity {
-        has_preferred: preferred.iter().any(|terms| !terms.is_empty()),
+        has_preferred,
         node_terms: terms.map(|terms| terms.map(NodeTerm::from).collect()),
         requires_pods: !pod_affinity.required.is_empty(),
-        excludes_pods: !pod_anti_affinity.required.is_empty(),
+        excludes_more: excluded.len() < all_excluded,
+        excluded,
     })
+}
+
+impl PodTermObject {
+    /// Returns the term, or `None` if it depends on more than the labels and namespaces of other pods.
+    fn read(self) -> Option<PodTerm> {
+        let has_keys = !self.match_label_keys.is_empty() || !self.mismatch_label_keys.is_empty();
+        let namespaces = match self.namespace_selector {
+            Some(selector) if selector.is_empty() => TermNamespaces::All,
+            Some(_) => return None,
+            None if self.namespaces.is_empty() => TermNamespaces::Own,
+            None => TermNamespaces::Named(self.namespaces),
+        };
+        // A term without a selector excludes no pod.
+        let selector = self.label_selector.filter(|_| !has_keys)?.into();
+        Some(PodTerm { selector, namespaces, topology_key: self.topology_key })
+    }
 }
 
 /// Deserializes the topology spread constraints of a pod.
@@ -186,15 +228,25 @@ fn effect(text: &str) -> Option<TaintEffect> {
     }
 }
 
-/// Deserializes the ports of a container into whether one of them is a port of the host.
-pub(crate) fn has_host_ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+/// Deserializes the ports of a container into those of the host.
+pub(crate) fn host_ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<HostPort>, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
     struct Port {
         host_port: Option<u32>,
+        #[serde(deserialize_with = "null_as_default")]
+        protocol: String,
+        #[serde(rename = "hostIP", deserialize_with = "null_as_default")]
+        host_ip: String,
     }
     let all: Vec<Port> = null_as_default(deserializer)?;
-    Ok(all.iter().any(|port| port.host_port.unwrap_or(0) > 0))
+    let read = |Port { host_port, protocol, host_ip }: Port| {
+        let port = host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0)?;
+        let protocol = if protocol.is_empty() { "TCP".to_owned() } else { protocol };
+        let address = Some(host_ip).filter(|address| !["", "0.0.0.0"].contains(&address.as_str()));
+        Some(HostPort { port, protocol, address })
+    };
+    Ok(all.into_iter().filter_map(read).collect())
 }
 
 /// Deserializes the volumes of a pod into whether one of them may exist on some nodes only.
@@ -282,17 +334,31 @@ impl PodSpec {
         }
     }
 
+    /// Returns the pod as the constraints of other pods meet it.
+    #[must_use]
+    pub fn as_other_pod<'a>(
+        &'a self,
+        namespace: &'a str,
+        labels: &'a BTreeMap<String, String>,
+    ) -> OtherPod<'a> {
+        let containers = self.containers_with_roles();
+        let ports = containers.flat_map(|(container, _)| &container.host_ports).collect();
+        OtherPod { namespace, labels, excluded: &self.affinity.excluded, ports }
+    }
+
     /// Returns the constraints of the pod that depend on other pods, volumes, ports or claims, and that only
     /// kube-scheduler checks.
     #[must_use]
     pub fn unchecked_constraints(&self) -> Vec<&'static str> {
-        let has_ports = self.containers_with_roles().any(|(container, _)| container.has_host_ports);
+        let has_ports = self.containers_with_roles().any(|(container, _)| !container.host_ports.is_empty());
+        let Affinity { requires_pods, excluded, excludes_more, .. } = &self.affinity;
         let all = [
-            (self.affinity.requires_pods, "required pod affinity"),
-            (self.affinity.excludes_pods, "required pod anti-affinity"),
+            (*requires_pods, "required pod affinity"),
+            (*excludes_more, "required pod anti-affinity"),
+            (!excluded.is_empty() && !excludes_more, "required pod anti-affinity to pods without GPUs"),
             (self.spreading.has_required, "topology spread constraints"),
             (self.has_bound_volumes, "the nodes of its volumes"),
-            (has_ports, "ports of the host"),
+            (has_ports, "ports of the host that pods without GPUs use"),
             (!self.resource_claims.is_empty(), "the devices of its claims"),
         ];
         all.into_iter().filter(|(applies, _)| *applies).map(|(_, text)| text).collect()

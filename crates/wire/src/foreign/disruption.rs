@@ -25,7 +25,7 @@ pub struct Budget {
 pub struct BudgetSpec {
     /// Selector of the pods that the budget protects.
     #[serde(deserialize_with = "null_as_default")]
-    pub selector: BudgetSelector,
+    pub selector: SelectorObject,
 }
 
 /// Observed state of a budget.
@@ -39,10 +39,10 @@ pub struct BudgetStatus {
     pub disrupted_pods: BTreeMap<String, String>,
 }
 
-/// Label selector of a budget.
+/// Label selector of pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct BudgetSelector {
+pub struct SelectorObject {
     #[serde(deserialize_with = "null_as_default")]
     match_labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "null_as_default")]
@@ -60,16 +60,26 @@ struct Expression {
 
 impl From<Budget> for DisruptionBudget {
     fn from(budget: Budget) -> Self {
-        let BudgetSelector { match_labels, match_expressions } = budget.spec.selector;
         Self {
             namespace: budget.metadata.namespace,
-            selector: LabelSelector {
-                labels: match_labels,
-                expressions: match_expressions.into_iter().map(LabelExpression::from).collect(),
-            },
+            selector: budget.spec.selector.into(),
             disruptions_allowed: budget.status.disruptions_allowed,
             disrupted_pods: budget.status.disrupted_pods.into_keys().collect(),
         }
+    }
+}
+
+impl SelectorObject {
+    /// Returns whether the selector has no condition.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.match_labels.is_empty() && self.match_expressions.is_empty()
+    }
+}
+
+impl From<SelectorObject> for LabelSelector {
+    fn from(SelectorObject { match_labels, match_expressions }: SelectorObject) -> Self {
+        let expressions = match_expressions.into_iter().map(LabelExpression::from).collect();
+        Self { labels: match_labels, expressions }
     }
 }
 

@@ -10,6 +10,7 @@ mod request_text;
 use serde::{Deserialize, Serialize};
 use tessera_core::admission::{NodeVerdict, Rejection};
 use tessera_core::constraint::UnmetConstraint;
+use tessera_core::grant::PodGrant;
 use tessera_core::request::PodRequest;
 
 use crate::foreign::objects::Condition;
@@ -179,6 +180,24 @@ pub struct GpuReason {
 }
 
 impl PodExplanation {
+    /// Returns the explanation of a pod on a node whose GPUs are held by claims, each with its name and grant. Returns
+    /// `None` without a claim.
+    #[must_use]
+    pub fn by_claims(namespace: &str, pod: &str, claims: &[(&str, &PodGrant)]) -> Option<Self> {
+        let (_, first) = claims.first()?;
+        let names: Vec<&str> = claims.iter().map(|(name, _)| *name).collect();
+        let node = first.node.to_string();
+        Some(Self {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            holds: claims.iter().flat_map(|(_, grant)| explainer::holds(Some(grant))).collect(),
+            placement_reason: Some(format!("they are the devices of claim {}", names.join(", "))),
+            summary: format!("placed on node {node}"),
+            placed_on: Some(node),
+            ..Self::default()
+        })
+    }
+
     /// Returns whether only kube-scheduler can tell if the pod fits on the nodes whose GPUs would do.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
@@ -239,9 +258,10 @@ impl NodeExplanation {
         }
     }
 
-    /// Converts a constraint that the node does not meet. No eviction changes it.
+    /// Converts a constraint that the node does not meet.
     fn unmet(node: &str, constraint: &UnmetConstraint) -> Self {
-        Self { reason: Some(constraint.to_string()), may_resolve: Some(false), ..Self::of(node) }
+        let may_resolve = Some(constraint.may_resolve());
+        Self { reason: Some(constraint.to_string()), may_resolve, ..Self::of(node) }
     }
 
     fn of(node: &str) -> Self {

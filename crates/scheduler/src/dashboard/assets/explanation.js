@@ -27,7 +27,7 @@ function refusals(groups, all, title) {
     h("h3", {}, title),
     h("ul", { class: "plain refusals" }, groups.map((group) => h("li", { "data-key": group.reason },
       h("p", {},
-        h("strong", { class: "figure" }, t("nodes.count", { n: count(group.nodes) })), " ",
+        h("strong", { class: "figure" }, t("nodes.count", { n: count(group.nodes) })), ": ",
         h("span", { title: group.reason }, reason(group.reason))),
       bar([["plain-part", group.nodes]], all),
       h("p", { class: "muted" }, t("explain.evictions"), " ", t(group.mayResolve ? "explain.resolve" : "explain.noresolve")),
@@ -39,9 +39,11 @@ function refusals(groups, all, title) {
 /** Shows what kube-scheduler itself says about a pod that waits. Its word comes first. */
 function verdict(found) {
   const report = found.kubeScheduler;
-  const kept = found.reservation;
-  if (kept && !report) return h("p", { class: "lead" }, kept);
-  if (!report) return !found.gang && h("p", { class: "lead" }, t("explain.unreported", { scheduler: found.unreported ?? "?" }));
+  const kept = found.reservation && reason(found.reservation);
+  if (!report) {
+    const unreported = !found.gang && h("p", { class: "lead" }, t("explain.unreported", { scheduler: found.unreported ?? "?" }));
+    return [unreported, kept && h("p", { class: "lead" }, kept)];
+  }
   return h("p", { class: "lead verdict" }, h("strong", {}, "kube-scheduler: "), report.message || report.reason,
     report.since && h("span", { class: "muted" }, ` (${t("explain.since", { when: moment(report.since) })})`),
     kept && h("span", { class: "muted" }, ` · ${kept}`));
@@ -66,10 +68,10 @@ export function explanation(found) {
   if (found.placedOn) return placement(found);
   return h("div", { class: "explanation" },
     found.waits && verdict(found),
-    found.gang && h("p", { class: "lead" }, found.gang),
+    found.gang && h("p", { class: "lead" }, reason(found.gang)),
     found.unserved?.length > 0 && h("p", { class: "warn" }, t("explain.unserved", { resources: found.unserved.join(", ") })),
     summary(found),
-    found.unchecked?.length > 0 && h("p", { class: "muted" }, t("explain.unchecked", { constraints: found.unchecked.join(", ") })),
+    found.unchecked?.length > 0 && h("p", { class: "muted" }, t("explain.unchecked", { constraints: found.unchecked.map(reason).join(t("comma")) })),
     found.best.length > 0 && best(found.best, found.waits || found.unchecked?.length > 0),
     found.roomTotal > 0 && h("p", {}, t(found.roomOrMore ? "explain.roomOrMore" : "explain.room", { n: count(found.roomTotal) })),
     found.relief?.length > 0 && h("section", {}, h("h3", {}, t("explain.relief")),

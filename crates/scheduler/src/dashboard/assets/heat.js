@@ -53,7 +53,8 @@ export function heatMap(signal) {
       const across = Math.max(LEAST_GROUP, Math.min(columns, group.nodes.length) * step);
       if (left > 0 && left + across > wide) [left, top] = [0, bottom];
       titles.push([`${model(group.model)} (${count(group.nodes.length)})`, left, top + 13]);
-      const start = group.nodes.length > 1 ? commonStart(group.nodes.map(([name]) => name)) : 0;
+      // The only node of a group is told from the nodes of the others.
+      const start = commonStart((group.nodes.length > 1 ? [group] : groups).flatMap(({ nodes }) => nodes.map(([name]) => name)));
       group.nodes.forEach(([name, percent, trouble], place) => {
         squares.push({ name, label: name.slice(start).slice(-5), percent, trouble, x: left + (place % columns) * step, y: top + line + Math.floor(place / columns) * step });
       });

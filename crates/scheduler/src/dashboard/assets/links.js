@@ -28,7 +28,7 @@ export function linkGraph({ gpus, links, nvswitchLinks }) {
   const hub = nvswitchLinks !== undefined && svg("g", { class: "switch" },
     svg("rect", { x: CENTRE - 42, y: CENTRE - 15, width: 84, height: 30, rx: 6 }),
     svg("text", { x: CENTRE, y: CENTRE + 4 }, t("node.switch")));
-  const vertices = gpus.map((gpu, number) => svg("g", { class: `vertex ${gpu.healthy ? "" : "unhealthy"}` },
+  const vertices = gpus.map((gpu, number) => svg("g", { class: `vertex ${gpu.faulty ? "unhealthy" : gpu.healthy ? "" : "withheld"}` },
     svg("circle", { cx: places[number][0], cy: places[number][1], r: 17 }),
     svg("text", { x: places[number][0], y: places[number][1] + 5 }, gpu.index)));
   return svg("svg", { class: "graph", viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": t("node.graph.label", { n: gpus.length }) },

@@ -46,7 +46,7 @@ function stateOf(gpu) {
 function gpuCard(gpu, identity, used, chosen) {
   const bad = troubles(gpu);
   return h("section", { class: `card gpu ${chosen ? "chosen" : ""}`, id: `gpu-${gpu.index}`, "data-key": identity.uuid, "aria-label": t("gpu.n", { n: gpu.index }) },
-    h("h3", {}, t("gpu.n", { n: gpu.index }), bad.length ? h("span", { class: "chip bad" }, bad.join(", ")) : h("span", { class: "chip" }, stateOf(gpu))),
+    h("h3", {}, t("gpu.n", { n: gpu.index }), bad.length ? h("span", { class: `chip ${gpu.faulty || gpu.overbooked ? "bad" : "warn"}` }, bad.join(", ")) : h("span", { class: "chip" }, stateOf(gpu))),
     h("p", { class: "meter" }, h("span", {}, t("memory")), h("span", { class: "figure" }, t("of", { part: memory(gpu.memoryHeldMiB), whole: memory(gpu.memoryMiB) }))),
     fills(gpu)[0],
     h("p", { class: "meter" }, h("span", {}, t("compute")), h("span", { class: "figure" }, points(gpu.computeHeld))),

@@ -20,7 +20,8 @@ function figures({ gpus, fragmentation, ...cluster }, waste) {
   const { left, useless } = fragmentation;
   const { notReadyNodes, cordonedNodes } = cluster;
   const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes + notReadyNodes;
-  const withdrawn = notReadyNodes + cordonedNodes + gpus.cordoned > 0;
+  const withheld = gpus.unhealthy + gpus.cordoned + gpus.inMigMode;
+  const withdrawn = notReadyNodes + cordonedNodes + withheld > 0;
   const used = waste.usedGpus;
   // Nothing is known of pods that no agent has measured, so figures without them are lower bounds.
   const isPartial = waste.unknownPods > 0;
@@ -39,7 +40,7 @@ function figures({ gpus, fragmentation, ...cluster }, waste) {
     figure(t("over.used"), used === undefined ? "–" : bound(percent(used, gpus.total), isPartial), used === undefined ? t("over.used.unknown") : measured(t("over.used.note", { part: decimal(used), whole: decimal(gpus.taken) })),
       { parts: [["accent", used ?? 0]], whole: gpus.total, href: link("waste") }),
     figure(t("over.left"), decimal(left),
-      [t("over.left.note", { useless: decimal(useless), left: decimal(left) }), withdrawn && t("over.left.without", { nodes: count(cordonedNodes + notReadyNodes), gpus: count(gpus.cordoned) })].filter(Boolean).join("; "),
+      [t("over.left.note", { useless: decimal(useless), left: decimal(left) }), withdrawn && t("over.left.without", { nodes: count(cordonedNodes + notReadyNodes), gpus: count(withheld) })].filter(Boolean).join("; "),
       { parts: [["accent", left - useless], ["lost", useless]], whole: left }));
 }
 

@@ -27,7 +27,7 @@ function guarantee({ compute, memoryMiB, borrowed }, gpus) {
 function namespaceCard(view) {
   const limit = view.limit ?? {};
   const models = Object.entries(limit.gpus ?? {});
-  const gpus = (value) => `${decimal(value / 100)} ${t("unit.gpus")}`;
+  const gpus = (value) => t("gpus.count", { n: decimal(value / 100) });
   return h("section", { class: "card", "data-key": view.namespace },
     h("h2", {}, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
     view.problem && h("p", { class: "bad" }, view.problem),

@@ -2,9 +2,11 @@
 
 import en from "./text-en.js";
 import zh from "./text-zh.js";
+import reasonsEn from "./reasons-en.js";
+import reasonsZh from "./reasons-zh.js";
 
 export const LANGUAGES = { en: "English", zh: "中文" };
-const TABLES = { en, zh };
+const TABLES = { en: { ...en, ...reasonsEn }, zh: { ...zh, ...reasonsZh } };
 const STORED = "tessera.language";
 
 let current = chosen();
@@ -59,6 +61,7 @@ const REASONS = [
   [/^no GPU of an accepted model$/, "reason.model"],
   [/^fewer than (\d+) GPUs? that the annotations allow$/, "reason.allowed"],
   [/^no NUMA node with (\d+) GPUs? for the pod$/, "reason.numa"],
+  [/^(?:no GPU|fewer than \d+ GPUs) with a free slot of nvidia\.com\/gpu$/, "reason.no-slot"],
   [/^fewer than (\d+) GPUs? with (\S+) and (.+) left$/, "reason.fewer-share"],
   [/^fewer than (\d+) GPUs? with (.+) left$/, "reason.fewer-memory-left"],
   [/^fewer than (\d+) GPUs? with (.+)$/, "reason.fewer-memory"],
@@ -66,7 +69,6 @@ const REASONS = [
   [/^fewer than (\d+) GPUs?$/, "reason.fewer-gpus"],
   [/^fewer than (\d+) idle GPUs?$/, "reason.fewer-idle"],
   [/^no GPU has (.+)$/, "reason.too-large"],
-  [/^(?:no GPU|fewer than \d+ GPUs) with a free slot of nvidia\.com\/gpu$/, "reason.no-slot"],
   [/^no GPU with (\S+) and (.+) left$/, "reason.no-share"],
   [/^no GPU with (.+) left$/, "reason.no-gpu-memory"],
   [/^a required GPU is not free$/, "reason.required"],
@@ -91,6 +93,9 @@ const REASONS = [
   [/^node has its largest number of pods, (\d+)$/, "reason.max-pods"],
   [/^node offers ([\d.]+(?: \w+)?) of (.+), and the pod requests ([\d.]+(?: \w+)?)$/, "reason.resource"],
   [/^node has (\d+) of (\d+) (\S+) left, and the pod requests (\d+)$/, "reason.instances"],
+  [/^port (\S+) of the host is in use$/, "reason.host-port"],
+  [/^a pod there is excluded by the pod's anti-affinity \((.+)\)$/, "reason.excluded-pod"],
+  [/^a pod there excludes the pod by its anti-affinity \((.+)\)$/, "reason.excluding-pod"],
   [/^cordoned$/, "reason.gpu-cordoned"],
   [/^excluded by an annotation$/, "reason.excluded"],
   [/^in use, and an annotation demands an idle GPU$/, "reason.in-use"],
@@ -98,17 +103,47 @@ const REASONS = [
   [/^in MIG mode$/, "reason.mig"],
   [/^awaiting a reset for retired memory$/, "reason.reset"],
   [/^another model$/, "reason.another-model"],
+  [/^no slot of nvidia\.com\/gpu left, of (\d+)$/, "reason.slot-left"],
   [/^held whole$/, "reason.held-whole"],
   [/^shared: (\S+) and (.+) are held$/, "reason.shared"],
   [/^(\S+) of (\S+) compute left$/, "reason.compute-left"],
   [/^(.+) of (.+) left$/, "reason.memory-left"],
+  // Constraints that only kube-scheduler checks.
+  [/^required pod affinity$/, "unchecked.affinity"],
+  [/^required pod anti-affinity$/, "unchecked.anti-affinity"],
+  [/^required pod anti-affinity to pods without GPUs$/, "unchecked.anti-affinity-plain"],
+  [/^topology spread constraints$/, "unchecked.spread"],
+  [/^the nodes of its volumes$/, "unchecked.volumes"],
+  [/^ports of the host that pods without GPUs use$/, "unchecked.ports"],
+  [/^the devices of its claims$/, "unchecked.claims"],
+  // Parts of what is said of gangs, reservations and guarantees.
+  [/^gang (.+): (\d+) of (\d+) pods exist, (\d+) have nodes$/, "gang.progress"],
+  [/^its place is reserved on node (\S+)$/, "gang.reserved"],
+  [/^all of them have nodes$/, "gang.settled"],
+  [/^it waits until all of them exist$/, "gang.incomplete"],
+  [/^no nodes have GPUs for all of them at the same time$/, "gang.no-room"],
+  [/^GPUs for all of them are free and kept for the gang$/, "gang.kept"],
+  [/^it waits for the end of (\d+) pods?, evicted to make room for it$/, "gang.evicting"],
+  [/^GPUs of node (\S+) are reserved for this pod until (\S+) \((.+), made by (.+)\)$/, "reserved.pod"],
+  [/^all of them are free$/, "reserved.free"],
+  [/^not all of them are free yet$/, "reserved.held"],
+  [/^namespace (\S+) gets back GPUs that it is guaranteed: (\d+) pods? still to end$/, "guarantee.returns"],
+  [/^namespace (\S+) holds ([^;]+)$/, "guarantee.holds"],
+  [/^it borrows, so the pod waits for free GPUs$/, "guarantee.borrows"],
+  [/^pods of namespaces that borrow are evicted for it within the guarantee$/, "guarantee.evicts"],
+  [/^evictions are off$/, "guarantee.off"],
+  [/^its GPUs on node (\S+) became free by evictions, within the guarantee of its namespace$/, "reserved.evicted"],
 ];
 
-/** Translates a reason of the scheduler. Returns the reason unchanged if no pattern matches. */
-export function reason(text) {
+function translated(text) {
   for (const [pattern, key] of REASONS) {
     const found = pattern.exec(text);
     if (found) return t(key, found);
   }
-  return text;
+  return undefined;
+}
+
+/** Translates a text of the scheduler, or each of its parts between semicolons. What no pattern matches stays as it is. */
+export function reason(text) {
+  return translated(text) ?? text.split("; ").map((part) => translated(part) ?? part).join(t("semicolon"));
 }

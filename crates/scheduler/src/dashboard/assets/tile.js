@@ -58,11 +58,11 @@ function label(gpu) {
 
 /** Creates the small tile of a GPU. */
 export function tile(node, gpu) {
-  const state = !gpu.healthy ? "unhealthy" : gpu.overbooked ? "overbooked" : gpu.pods.length ? "held" : "idle";
+  const state = gpu.faulty ? "unhealthy" : !gpu.healthy ? "withheld" : gpu.overbooked ? "overbooked" : gpu.pods.length ? "held" : "idle";
   return h("a", { class: `tile ${state}`, href: link("node", node, { gpu: gpu.index }), "aria-label": label(gpu), title: label(gpu) },
     h("span", { class: "tile-head" },
       h("span", { class: "tile-index" }, gpu.index),
-      h("span", { class: "tile-mark" }, !gpu.healthy ? "✕" : gpu.overbooked ? "!" : gpu.pods.length ? count(gpu.pods.length) : "")),
+      h("span", { class: "tile-mark" }, gpu.faulty ? "✕" : !gpu.healthy ? "–" : gpu.overbooked ? "!" : gpu.pods.length ? count(gpu.pods.length) : "")),
     fills(gpu));
 }
 

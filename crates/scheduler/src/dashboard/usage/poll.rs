@@ -1,15 +1,16 @@
 //! Reads all agents in rounds while this replica leads.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
+use tessera_core::units::NodeName;
 
 use super::super::view::{cluster, node, waste};
 use super::UsageLog;
 use crate::server::App;
-use crate::state::StateAccess as _;
+use crate::state::{State, StateAccess as _};
 
 /// Shortest pause between two rounds.
 const MIN_ROUND: Duration = Duration::from_secs(10);
@@ -37,17 +38,28 @@ pub(crate) async fn poll(app: Arc<App>) {
     }
 }
 
+/// Returns the UIDs of the pods that use GPUs of claims, by node.
+fn claim_users(state: &State) -> HashMap<NodeName, Vec<String>> {
+    let mut users: HashMap<NodeName, Vec<String>> = HashMap::new();
+    for (grant, _, consumers) in state.claim_holders() {
+        users.entry(grant.node.clone()).or_default().extend(consumers.map(|consumer| consumer.uid.clone()));
+    }
+    users
+}
+
 /// Asks every agent once. Returns the number of nodes.
 async fn round(app: &Arc<App>) -> usize {
     let begun = millis(app);
     let worker = Arc::clone(app);
     // Views of a large cluster take a while, and must not delay answers to kube-scheduler.
     let listed = tokio::task::spawn_blocking(move || {
+        let by_claims = worker.with_state(claim_users);
         let mut agents = Vec::new();
         worker.for_each_node(|state, name| {
             if let Some(agent) = node::agent(state, &name.0) {
                 let holders = state.ledger().grants_on(name).map(|grant| grant.pod.0.clone());
-                agents.push((agent, holders.collect::<HashSet<String>>()));
+                let users = by_claims.get(name).into_iter().flatten().cloned();
+                agents.push((agent, holders.chain(users).collect::<HashSet<String>>()));
             }
         });
         agents

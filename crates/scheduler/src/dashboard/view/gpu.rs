@@ -28,6 +28,8 @@ pub struct GpuTile {
     pub whole: bool,
     /// True if the GPU is healthy and may be granted.
     pub healthy: bool,
+    /// True if the GPU has a fault. A GPU that is cordoned or in MIG mode has none.
+    pub faulty: bool,
     /// Why the GPU may not be granted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<&'static str>,
@@ -53,23 +55,25 @@ pub struct PodSlice {
     pub memory_mib: u64,
 }
 
-/// Number of GPUs by state. Each GPU counts once as idle, shared or whole; an unhealthy, cordoned or
-/// overbooked GPU counts there in addition.
+/// Number of GPUs by state. A GPU with a grant counts once as shared or whole, and one without a grant as idle if it may
+/// be granted. An unhealthy, cordoned or overbooked GPU counts there in addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuTotals {
     /// Number of all GPUs.
     pub total: usize,
-    /// Number of GPUs without a grant.
+    /// Number of GPUs without a grant that may be granted.
     pub idle: usize,
     /// Number of GPUs that are partly granted.
     pub shared: usize,
     /// Number of GPUs that one pod holds as a whole.
     pub whole: usize,
-    /// Number of unhealthy GPUs, granted or not. GPUs that an administrator has cordoned do not count.
+    /// Number of GPUs with a fault, granted or not. GPUs that are cordoned or in MIG mode do not count.
     pub unhealthy: usize,
     /// Number of GPUs that an administrator has cordoned, granted or not.
     pub cordoned: usize,
+    /// Number of GPUs in MIG mode.
+    pub in_mig_mode: usize,
     /// Number of GPUs whose grants exceed their capacity.
     pub overbooked: usize,
     /// Compute granted to pods, in percent of one GPU.
@@ -98,11 +102,12 @@ impl GpuTotals {
     pub(super) fn add(&mut self, gpu: &Gpu, usage: GpuUsage) {
         let (compute, memory) = amounts(gpu, usage);
         self.total += 1;
-        self.idle += usize::from(usage.is_none());
+        self.idle += usize::from(usage.is_none() && gpu.health.is_healthy());
         self.whole += usize::from(usage.whole);
         self.shared += usize::from(!usage.is_none() && !usage.whole);
-        self.unhealthy += usize::from(!matches!(gpu.health, Health::Healthy | Health::Cordoned));
+        self.unhealthy += usize::from(gpu.health.is_faulty());
         self.cordoned += usize::from(gpu.health == Health::Cordoned);
+        self.in_mig_mode += usize::from(gpu.health == Health::InMigMode);
         self.overbooked += usize::from(usage.exceeds(gpu.memory));
         self.compute_held += u64::from(compute);
         self.memory_mib += gpu.memory.0;
@@ -153,6 +158,7 @@ fn tile(gpu: &Gpu, usage: GpuUsage) -> GpuTile {
         compute_held,
         whole: usage.whole,
         healthy: gpu.health.is_healthy(),
+        faulty: gpu.health.is_faulty(),
         problem: gpu.health.problem(),
         overbooked: usage.exceeds(gpu.memory),
         pods: Vec::new(),

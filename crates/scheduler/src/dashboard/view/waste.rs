@@ -1,16 +1,16 @@
-//! Who wastes what they hold: pods by the part of their GPUs that they do not use.
+//! Who wastes what they hold: pods by the part of their GPUs that they do not use. A claim counts for its pods.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
-use tessera_core::grant::GpuUsage;
+use tessera_core::grant::{GpuUsage, PodGrant};
 use tessera_core::natural::natural;
-use tessera_core::units::{GpuIndex, PodUid};
+use tessera_core::units::GpuIndex;
 
-use super::super::usage::{HistoryPoint, PodUse, UsageLog};
+use super::super::usage::{HistoryPoint, UsageLog};
 use super::ListQuery;
-use crate::state::{GpuPod, State};
+use crate::state::State;
 
 /// Idle time after which a pod counts as idle but held, in milliseconds.
 pub const IDLE_MILLIS: u64 = 10 * 60 * 1000;
@@ -53,8 +53,11 @@ pub struct WasteView {
 pub struct WastePod {
     /// Namespace of the pod.
     pub namespace: String,
-    /// Name of the pod.
+    /// Name of the pod, or of the claim that holds the GPUs.
     pub name: String,
+    /// True if a claim holds the GPUs, for one or several pods.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_claim: bool,
     /// Node of the pod.
     pub node: String,
     /// Number of GPUs that the pod holds.
@@ -92,7 +95,7 @@ impl UseTotals {
         HistoryPoint { unix_millis, held: allocated, used, unknown_pods }
     }
 
-    fn add(&mut self, held_gpus: f64, used: Option<&PodUse>) {
+    fn add(&mut self, held_gpus: f64, used: Option<MeasuredUse>) {
         self.held_gpus += held_gpus;
         match used {
             Some(used) => self.used_gpus = Some(self.used_gpus.unwrap_or(0.0) + used.busy_percent / 100.0),
@@ -113,16 +116,85 @@ impl UseTotals {
 #[must_use]
 pub fn totals(state: &State, log: &UsageLog) -> UseTotals {
     let mut totals = UseTotals::default();
-    holders(state).for_each(|(uid, _, held_gpus)| totals.add(held_gpus, log.pod(&uid.0)));
+    holders(state).iter().for_each(|holder| totals.add(holder.held_gpus, holder.measured(log)));
     totals.complete()
 }
 
-/// Returns the pods that hold GPUs, with the number of GPUs of each.
-fn holders(state: &State) -> impl Iterator<Item = (&PodUid, &GpuPod, f64)> {
-    let placed = state.gpu_pods().filter(|(_, pod)| pod.node.is_some());
-    let held = placed.map(|(uid, pod)| (uid, pod, held(state, uid, pod)));
+/// A pod or a claim that holds GPUs.
+struct Holder<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    is_claim: bool,
+    node: &'a str,
+    held_gpus: f64,
+    /// UIDs of the pods that use the GPUs. Empty if these pods hold other GPUs, too, so that their use cannot be told
+    /// apart.
+    users: Vec<&'a str>,
+}
+
+/// What the pods of a holder use.
+#[derive(Clone, Copy)]
+struct MeasuredUse {
+    busy_percent: f64,
+    memory_mib: Option<u64>,
+    idle_since_millis: Option<u64>,
+}
+
+impl Holder<'_> {
+    /// Returns the use of all pods of the holder, or `None` if that of a pod is unknown.
+    fn measured(&self, log: &UsageLog) -> Option<MeasuredUse> {
+        let mut users = self.users.iter().map(|uid| {
+            let used = log.pod(uid)?;
+            let (memory_mib, idle_since_millis) = (used.memory_mib, used.idle_since_millis);
+            Some(MeasuredUse { busy_percent: used.busy_percent, memory_mib, idle_since_millis })
+        });
+        let first = users.next()??;
+        users.try_fold(first, |sum, used| {
+            let used = used?;
+            Some(MeasuredUse {
+                busy_percent: sum.busy_percent + used.busy_percent,
+                memory_mib: sum.memory_mib.zip(used.memory_mib).map(|(a, b)| a.saturating_add(b)),
+                // The GPUs are idle since the last pod has become idle.
+                idle_since_millis: sum.idle_since_millis.zip(used.idle_since_millis).map(|(a, b)| a.max(b)),
+            })
+        })
+    }
+}
+
+/// Returns the pods and claims that hold GPUs.
+fn holders(state: &State) -> Vec<Holder<'_>> {
+    let placed = state.gpu_pods().filter_map(|(uid, pod)| Some((uid, pod, pod.node.as_ref()?)));
+    let of_pods = placed.map(|(uid, pod, node)| {
+        let held_gpus = state.ledger().grant(uid).map_or(0.0, |grant| held(state, grant));
+        (
+            Holder {
+                namespace: &pod.namespace,
+                name: &pod.name,
+                is_claim: false,
+                node: &node.0,
+                held_gpus,
+                users: vec![&uid.0],
+            },
+            pod,
+        )
+    });
     // Agents do not measure what kube-scheduler counts itself, such as MIG instances.
-    held.filter(|(_, pod, held_gpus)| *held_gpus > 0.0 || pod.spec.asks_for_gpus())
+    let measured = of_pods.filter(|(holder, pod)| holder.held_gpus > 0.0 || pod.spec.asks_for_gpus());
+    let mut holders: Vec<Holder<'_>> = measured.map(|(holder, _)| holder).collect();
+    holders.extend(state.claim_holders().filter_map(|(grant, namespace, consumers)| {
+        let (_, name) = state.claim_name(&grant.pod)?;
+        let users = consumers.map(|consumer| consumer.uid.as_str()).collect();
+        let held_gpus = held(state, grant);
+        Some(Holder { namespace, name, is_claim: true, node: &grant.node.0, held_gpus, users })
+    }));
+    let mut held_by: HashMap<&str, usize> = HashMap::new();
+    holders.iter().flat_map(|holder| &holder.users).for_each(|uid| *held_by.entry(*uid).or_default() += 1);
+    for holder in &mut holders {
+        if holder.users.iter().any(|uid| held_by.get(uid).is_some_and(|count| *count > 1)) {
+            holder.users.clear();
+        }
+    }
+    holders
 }
 
 /// Compares what pods hold with what they use at `now_millis`. The query selects pods by namespace and by the state
@@ -137,15 +209,15 @@ pub fn waste(state: &State, log: &UsageLog, now_millis: u64, query: &ListQuery) 
     let mut namespaces = BTreeSet::new();
     let mut totals = UseTotals::default();
     let (mut idle_pods, mut idle_gpus) = (0, 0.0);
-    for (uid, pod, held_gpus) in holders(state) {
-        let used = log.pod(&uid.0);
-        totals.add(held_gpus, used);
+    for holder in holders(state) {
+        let used = holder.measured(log);
+        totals.add(holder.held_gpus, used);
         let Some(used) = used else { continue };
-        namespaces.insert(pod.namespace.as_str());
-        let pod = waste_pod(pod, held_gpus, used, now_millis);
+        namespaces.insert(holder.namespace);
+        let pod = waste_pod(&holder, used, now_millis);
         if pod.idle {
             idle_pods += 1;
-            idle_gpus += held_gpus;
+            idle_gpus += pod.held_gpus;
         }
         if (query.namespace.is_empty() || pod.namespace == query.namespace)
             && (query.state != "idle" || pod.idle)
@@ -190,22 +262,23 @@ fn order(sort: &str, a: &WastePod, b: &WastePod) -> Ordering {
     by_column.then_with(by_name)
 }
 
-fn held(state: &State, uid: &PodUid, pod: &GpuPod) -> f64 {
-    let node = pod.node.as_ref().and_then(|name| state.ledger().node(name));
-    let (Some(node), Some(grant)) = (node, state.ledger().grant(uid)) else { return 0.0 };
+fn held(state: &State, grant: &PodGrant) -> f64 {
+    let Some(node) = state.ledger().node(&grant.node) else { return 0.0 };
     let part = |(index, usage): (GpuIndex, GpuUsage)| {
         node.node().gpu(index).map_or(0.0, |gpu| usage.part_of(gpu.memory))
     };
     grant.footprint().map(part).sum()
 }
 
-fn waste_pod(pod: &GpuPod, held_gpus: f64, used: &PodUse, now_millis: u64) -> WastePod {
+fn waste_pod(holder: &Holder<'_>, used: MeasuredUse, now_millis: u64) -> WastePod {
+    let Holder { namespace, name, is_claim, node, held_gpus, .. } = *holder;
     let used_gpus = used.busy_percent / 100.0;
     let idle_for = used.idle_since_millis.map(|since| now_millis.saturating_sub(since));
     WastePod {
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        node: pod.node.as_ref().map(ToString::to_string).unwrap_or_default(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        is_claim,
+        node: node.to_owned(),
         held_gpus,
         used_gpus,
         wasted_gpus: (held_gpus - used_gpus).max(0.0),

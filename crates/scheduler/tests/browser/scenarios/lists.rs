@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::{small, visit};
-use crate::cluster::{Cluster, T4, node, pod, share, whole};
+use crate::cluster::{Cluster, T4, V100, node, pod, share, whole};
 use crate::pictures::sample;
 use crate::webdriver::Browser;
 
@@ -82,12 +82,16 @@ pub(super) async fn what_if_is_stored_in_the_address(browser: &Browser) -> Resul
 /// The map is painted on a canvas, so the test records the texts that it paints.
 pub(super) async fn squares_of_the_map_have_labels(browser: &Browser) -> Result<()> {
     let names = ["gpu-pool-a-01", "gpu-pool-a-02", "gpu-pool-a-10"];
-    let cluster = Cluster::start(names.map(|name| node(name, T4))).await?;
+    // The only node of a model is told from the nodes of the others.
+    let single = node("gpu-pool-b-07", V100);
+    let cluster = Cluster::start(names.map(|name| node(name, T4)).into_iter().chain([single])).await?;
     let record = "window.painted = []; const paint = CanvasRenderingContext2D.prototype.fillText;
         CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { window.painted.push(text); return paint.call(this, text, ...rest); };";
     let script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", json!({"source": record})).await?;
     visit(browser, &cluster, "#/overview").await?;
-    browser.until("['Tesla T4 (3)', '01', '02', '10'].every(text => window.painted.includes(text))").await?;
+    browser
+        .until("['Tesla T4 (3)', '01', '02', '10', 'b-07'].every(text => window.painted.includes(text))")
+        .await?;
     browser
         .cdp("Page.removeScriptToEvaluateOnNewDocument", json!({"identifier": script["identifier"]}))
         .await

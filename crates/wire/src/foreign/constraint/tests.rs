@@ -36,7 +36,8 @@ fn reads_every_constraint_of_a_pod() {
             "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
                 {"matchExpressions":[{"key":"gen","operator":"Gt","values":["6"]}],
                  "matchFields":[{"key":"metadata.name","operator":"In","values":["n"]}]}]}},
-              "podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"t"}]},
+              "podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[
+                {"topologyKey":"t","labelSelector":{"matchLabels":{"app":"a"}}}]},
               "podAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"t"}]}},
             "topologySpreadConstraints":[{"whenUnsatisfiable":"DoNotSchedule"}],
             "volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"c"}}],
@@ -57,10 +58,10 @@ fn reads_every_constraint_of_a_pod() {
     assert_eq!(spec.other_gpu_resources(), ["nvidia.com/mig-1g.5gb"]);
     let unchecked = [
         "required pod affinity",
-        "required pod anti-affinity",
+        "required pod anti-affinity to pods without GPUs",
         "topology spread constraints",
         "the nodes of its volumes",
-        "ports of the host",
+        "ports of the host that pods without GPUs use",
     ];
     assert_eq!(spec.unchecked_constraints(), unchecked);
     assert!(PodSpec::default().unchecked_constraints().is_empty());
@@ -84,4 +85,47 @@ fn keeps_only_the_verdict_of_the_scheduler() {
     let evicted =
         r#"{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"EvictionByEvictionAPI"}]}"#;
     assert!(!serde_json::from_str::<PodStatus>(evicted).unwrap().conditions.is_preempted);
+}
+
+/// A term that depends on labels of namespaces, or on labels of the pod that the API server copies, is not evaluated.
+#[test]
+fn reads_terms_of_anti_affinity() {
+    let check = |term: &str, expected: Option<TermNamespaces>| {
+        let affinity = format!(
+            r#"{{"affinity":{{"podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{"topologyKey":"t"{term}}}]}}}}}}"#
+        );
+        let spec: PodSpec = serde_json::from_str(&affinity).unwrap();
+        let namespaces = spec.affinity.excluded.first().map(|term| term.namespaces.clone());
+        assert_eq!(namespaces, expected, "{term}");
+        assert_eq!(spec.affinity.excludes_more, expected.is_none(), "{term}");
+        assert_eq!(
+            spec.unchecked_constraints().len(),
+            1,
+            "{term}: only kube-scheduler knows pods without GPUs"
+        );
+    };
+    const SELECTOR: &str = r#","labelSelector":{"matchLabels":{"app":"a"}}"#;
+    check(SELECTOR, Some(TermNamespaces::Own));
+    check(r#","labelSelector":{}"#, Some(TermNamespaces::Own));
+    check("", None);
+    let with = |more: &str| format!("{SELECTOR}{more}");
+    check(&with(r#","namespaces":["b"]"#), Some(TermNamespaces::Named(vec!["b".to_owned()])));
+    check(&with(r#","namespaceSelector":{}"#), Some(TermNamespaces::All));
+    check(&with(r#","namespaceSelector":{"matchLabels":{"team":"a"}}"#), None);
+    check(&with(r#","matchLabelKeys":["pod-template-hash"]"#), None);
+    check(&with(r#","mismatchLabelKeys":["tenant"]"#), None);
+}
+
+#[test]
+fn reads_ports_of_the_host() {
+    let spec: PodSpec = serde_json::from_str(
+        r#"{"containers":[{"name":"c","ports":[{"hostPort":80},{"containerPort":81},{"hostPort":0},{"hostPort":70000},
+            {"hostPort":53,"protocol":"UDP","hostIP":"10.0.0.1"},{"hostPort":82,"hostIP":"0.0.0.0"}]}]}"#,
+    )
+    .unwrap();
+    let labels = BTreeMap::new();
+    let ports = spec.as_other_pod("n", &labels).ports;
+    let read: Vec<_> =
+        ports.iter().map(|port| (port.port, port.protocol.as_str(), port.address.as_deref())).collect();
+    assert_eq!(read, [(80, "TCP", None), (53, "UDP", Some("10.0.0.1")), (82, "TCP", None)]);
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use tessera_core::constraint::other_pods::HostPort;
 use tessera_core::taint::Toleration;
 
 use super::{Amounts, Condition, Metadata, null_as_default};
@@ -98,9 +99,9 @@ pub struct Container {
     /// Requested resources and limits.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: Resources,
-    /// True if the container uses ports of the host.
-    #[serde(rename = "ports", deserialize_with = "constraint::has_host_ports", skip_serializing)]
-    pub has_host_ports: bool,
+    /// Ports of the host that the container uses.
+    #[serde(rename = "ports", deserialize_with = "constraint::host_ports", skip_serializing)]
+    pub host_ports: Vec<HostPort>,
     /// Environment variables that Tessera reads.
     #[serde(deserialize_with = "read_variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,

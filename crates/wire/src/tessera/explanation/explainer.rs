@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, QuotaState, RejectReason};
 use tessera_core::claim::ClaimUid;
 use tessera_core::cluster_view::ClusterView;
+use tessera_core::constraint::other_pods::{ClosedNodes, OtherPod};
 use tessera_core::constraint::{NodeConstraints, PodConstraints, UnmetConstraint};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
@@ -47,6 +48,8 @@ pub trait ClusterFacts: PolicyResolver {
     fn is_offered(&self, resource: &str) -> bool;
     /// Returns the nodes and grants behind these facts.
     fn view(&self) -> &ClusterView;
+    /// Returns the pods on nodes whose labels, anti-affinity and ports are known: those that request GPUs.
+    fn other_pods(&self) -> Box<dyn Iterator<Item = (&NodeName, OtherPod<'_>)> + '_>;
     /// Returns a pod as NAMESPACE/NAME.
     fn pod_name(&self, uid: &PodUid) -> Option<String>;
     /// Returns the memory unit of nodes that do not publish theirs.
@@ -101,6 +104,8 @@ pub struct Explainer<'a> {
     pod: &'a Pod,
     parsed: ParsedPod<'a>,
     constraints: PodConstraints,
+    /// Nodes that other pods close for the pod.
+    closed: ClosedNodes,
     /// Requested MIG instances by resource.
     instances: BTreeMap<String, u64>,
     is_hypothetical: bool,
@@ -191,6 +196,10 @@ impl<'a> Explainer<'a> {
             ..PodExplanation::default()
         };
         let constraints = pod.spec.constraints();
+        let closed = match &explanation.placed_on {
+            Some(_) => ClosedNodes::default(),
+            None => closed_nodes(facts, pod),
+        };
         let uid = PodUid(pod.metadata.uid.clone());
         let is_booked = waits && facts.view().ledger().grant(&uid).is_some();
         let usage_without_pod = is_booked.then(|| facts.view().usage_without(&uid));
@@ -199,6 +208,7 @@ impl<'a> Explainer<'a> {
             is_ranked: facts.knows_ranks(&parsed.policy),
             parsed,
             constraints,
+            closed,
             instances: pod.spec.mig_instances(),
             is_hypothetical,
             explanation,
@@ -258,6 +268,7 @@ impl<'a> Explainer<'a> {
         let is_full = || node.constraints.unmet_by_pods(u64::try_from(pods).unwrap_or(u64::MAX));
         let unmet = self.constraints.unmet_on(&name.0, node.constraints).or_else(is_full);
         let unmet = unmet.or_else(|| self.lacking_instances(facts, name, node.constraints));
+        let unmet = unmet.or_else(|| self.closed.unmet_on(name, &node.constraints.labels));
         if let Some(unmet) = unmet.filter(|_| concerns_gpus) {
             return (NodeExplanation::unmet(&name.0, &unmet), None);
         }
@@ -375,6 +386,13 @@ impl<'a> Explainer<'a> {
     }
 }
 
+/// Returns the nodes that other pods close for a pod.
+fn closed_nodes(facts: &impl ClusterFacts, pod: &Pod) -> ClosedNodes {
+    let own = pod.spec.as_other_pod(&pod.metadata.namespace, &pod.metadata.labels);
+    let label = |node: &NodeName, key: &str| facts.node(node).ok()?.constraints.labels.get(key).cloned();
+    ClosedNodes::new(&own, facts.other_pods(), label)
+}
+
 /// Returns the objects for which GPUs of a node are reserved, other than the pod itself.
 fn reserved_for(ledger: &Ledger, node: &NodeName, pod: &PodUid) -> Vec<String> {
     let places = ledger.counted_on(node).filter_map(|counted| match counted {
@@ -414,7 +432,7 @@ fn gpus_only(request: &PodRequest) -> PodRequest {
     PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
 }
 
-fn holds(grant: Option<&PodGrant>) -> Vec<String> {
+pub(super) fn holds(grant: Option<&PodGrant>) -> Vec<String> {
     let footprint = grant.into_iter().flat_map(PodGrant::footprint);
     footprint
         .map(|(gpu, usage)| match (usage.whole, usage.compute_percent.0) {
