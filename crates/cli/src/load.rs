@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tessera_cluster::fetch::{FetchError, Fetcher};
@@ -241,6 +241,11 @@ fn parse_answer<T: DeserializeOwned>(answer: Result<String, FetchError>, url: St
             Some(error) => return Err(SchedulerRefusal(error).into()),
             None => bail!("{url}: unexpected status code {code}"),
         },
+        Err(error @ (FetchError::Unreachable(_) | FetchError::Late(_))) => {
+            return Err(anyhow!(
+                "cannot reach {url}: {error}; check the address of --endpoint and the port-forward"
+            ));
+        }
         Err(error) => return Err(error).with_context(|| url),
     };
     if let Some(error) = error_of(&text) {

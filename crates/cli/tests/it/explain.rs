@@ -496,6 +496,10 @@ fn endpoint_queries_a_scheduler() {
         let warning = "warning: the API server is read, because --endpoint http://127.0.0.1:1 cannot be: ";
         assert!(said.contains(warning), "{view} says where its data come from: {said}");
     }
+    let unreachable = stage.run(GPU, &["explain", "team/waits", "--endpoint", "http://127.0.0.1:1"]);
+    let said = String::from_utf8(unreachable.stderr).unwrap();
+    assert!(said.starts_with("error: cannot reach http://127.0.0.1:1/explain/team/waits: "), "{said}");
+    assert!(said.ends_with("; check the address of --endpoint and the port-forward\n"), "{said}");
     let unknown = stage.run(GPU, &["tree", "nobody", "--endpoint", &url]);
     let said = String::from_utf8(unknown.stderr).unwrap();
     assert_eq!(said, "error: node nobody does not exist or has ended\n", "the scheduler has answered");

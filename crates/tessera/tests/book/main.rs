@@ -228,6 +228,53 @@ fn every_alert_has_a_runbook() {
     assert_eq!(runbooks, alerts, "in the same order");
 }
 
+/// Texts in the tables of `troubleshooting.md` that other programs print, or that are no messages.
+const NOT_OURS: [&str; 6] = [
+    "x509: ...",
+    "tls: ...",
+    "helm install --wait",
+    "RuntimeClass \"nvidia\" not found",
+    "--without-library serve",
+    "tessera.dev/isolation: \"off\"",
+];
+
+/// A message that is quoted as a symptom is one that a user sees. `...`, N and M stand for what differs.
+#[test]
+fn quoted_symptoms_are_messages_of_the_programs() {
+    let (literals, page) = (literals(), read("docs/troubleshooting.md"));
+    let messages: BTreeSet<String> = first_column(&read("docs/reference/messages.md"));
+    let cells =
+        page.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.split(" | ").next());
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let mut checked = 0;
+    for quoted in quoted.filter(|text| text.contains(' ') && !NOT_OURS.contains(text)) {
+        checked += 1;
+        let is_place = |word: &&str| ["N", "M"].contains(word) || word.contains("...");
+        let words: Vec<&str> = quoted.split(' ').collect();
+        let parts: Vec<String> = words
+            .split(|word| is_place(&word))
+            .filter(|part| !part.is_empty())
+            .map(|part| part.join(" "))
+            .collect();
+        let is_printed = parts.iter().all(|part| literals.iter().any(|text| text.contains(part)));
+        let is_listed = messages.iter().any(|form| has_form(quoted, form.trim()));
+        assert!(is_printed || is_listed, "troubleshooting.md quotes {quoted:?}, which no program prints");
+    }
+    assert!(checked > 15, "only {checked} messages were found");
+}
+
+/// Returns whether a text is an instance of a message in which `…` stands for what differs.
+fn has_form(text: &str, form: &str) -> bool {
+    let mut rest = text;
+    let in_order = form.split('…').all(|part| {
+        rest.split_once(part).is_some_and(|(_, behind)| {
+            rest = behind;
+            true
+        })
+    });
+    in_order && form.split('…').next().is_some_and(|begin| begin.len() > 5 && text.starts_with(begin))
+}
+
 #[test]
 fn the_uninstall_commands_remove_every_annotation_of_nodes() {
     let annotations = read("docs/reference/annotations.md");
