@@ -353,7 +353,14 @@ impl Installation {
             let by_value = format!("scheduler.schedulerNameBy={by}");
             self.install(&["scheduler.mode=second", &image, &by_value, others]).await?;
             Box::pin(self.name_is_set(by, of_claims)).await?;
+            let made = Box::pin(self.under_load(by, async || {
+                self.install(&["scheduler.mode=second", &image, &by_value, others, "image.tag=two"]).await?;
+                self.rollback("1").await
+            }))
+            .await?;
+            self.note(&format!("second scheduler by {by} upgraded and rolled back: {made}"));
             self.uninstall().await?;
+            self.remove_traces().await?;
         }
         Ok(())
     }
@@ -404,6 +411,7 @@ impl Installation {
         let mut out_claiming = claiming.clone();
         out_claiming.metadata.labels.clone_from(&out.metadata.labels);
         let probe = PostParams { dry_run: true, ..PostParams::default() };
+        self.namespace_opts_out(&probe).await?;
         for (other, expected) in [
             (pod("plain", "true", &[]), "default-scheduler"),
             (out, "default-scheduler"),
@@ -423,6 +431,23 @@ impl Installation {
             "second scheduler by {by}: unmodified pods get it; others, named and those that opted out do not"
         ));
         Ok(())
+    }
+
+    /// Pods of a namespace with the label keep the scheduler of the cluster as soon as the API server has seen the label.
+    async fn namespace_opts_out(&self, probe: &PostParams) -> Result<()> {
+        let namespace = "opted-out";
+        // The namespace exists in the second round.
+        let _ = self.cluster().kubectl(&["create", "namespace", namespace]).await;
+        let label = "tessera.dev/scheduler=default";
+        self.cluster().kubectl(&["label", "namespace", namespace, label, "--overwrite"]).await?;
+        let pods: Api<Pod> = Api::namespaced(self.cluster().client(), namespace);
+        self.site
+            .harness
+            .wait_for("pods of a namespace that opts out to keep their scheduler", SOON, async || {
+                let made = pods.create(probe, &pod("opted-out", "true", &SMALL)).await?;
+                Ok((scheduler_of(&made) == "default-scheduler").then_some(()))
+            })
+            .await
     }
 
     /// Uninstalls: pods with GPUs run on, and nothing of ours is left but what the documentation tells to remove.
@@ -451,12 +476,15 @@ impl Installation {
     }
 }
 
-/// Returns kind and name of an object that the installation made. Pods elsewhere belong to users.
+/// Returns kind and name of an object that the installation made, by its name or its labels. Pods elsewhere belong to
+/// users.
 fn of_tessera(object: &Value) -> Option<String> {
     let (kind, meta) = (object["kind"].as_str()?, &object["metadata"]);
     let name = meta["name"].as_str()?;
     let is_of_users = matches!(kind, "Pod" | "PodMetrics") && meta["namespace"] != NAMESPACE;
-    (name.contains("tessera") && !is_of_users).then(|| format!("{kind} {name}"))
+    let labels = meta["labels"].as_object().into_iter().flat_map(|labels| labels.values());
+    let mut words = labels.filter_map(Value::as_str).chain([name]);
+    (words.any(|word| word.contains("tessera")) && !is_of_users).then(|| format!("{kind} {name}"))
 }
 
 fn scheduler_of(pod: &Pod) -> &str {

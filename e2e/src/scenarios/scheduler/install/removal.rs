@@ -59,7 +59,7 @@ impl Installation {
         let (cdi, kubelet) = (self.node.cdi(), Path::new(crate::harness::KUBELET_ROOT));
         let script = format!(
             "find {STATE} -maxdepth 1 2>/dev/null || true; find {} {} {} {} -name '*tessera*' -o -name '*vcuda*' -o -name \
-             '*aliyun*' 2>/dev/null || true; grep -o ' {STATE}[^ ]* ' /proc/self/mounts || true",
+             '*aliyun*' -o -name 'nvidia.com-*' 2>/dev/null || true; grep -o ' {STATE}[^ ]* ' /proc/self/mounts || true",
             cdi.display(),
             kubelet.join("device-plugins").display(),
             kubelet.join("plugins_registry").display(),
