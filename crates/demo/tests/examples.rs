@@ -1,4 +1,4 @@
-//! Applies every manifest of `examples/` to the cluster of the demo.
+//! Applies manifests to the cluster of the demo with kubectl: every one of `examples/`, and many alike shares.
 //!
 //! The embedded API server has no controllers, so the pods of a Job, a Deployment and the like are made here from their
 //! templates.
@@ -19,6 +19,9 @@ const WAITING: [(&str, &str, &str); 2] = [
 
 /// Kinds without pods that the embedded API server does not have, with their versions.
 const WITHOUT_PODS: [(&str, &str); 2] = [("Service", "v1"), ("HorizontalPodAutoscaler", "autoscaling/v2")];
+
+/// How often pods are listed until they must run. A list takes a tenth of a second or more.
+const MAX_POLLS: usize = 1_000;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples")
@@ -168,12 +171,12 @@ fn the_readme_lists_every_example() {
     assert_eq!(listed, present.iter().map(String::as_str).collect());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_example_runs_on_the_demo() {
+/// Starts a demo of this many nodes without pods of its own, and ends it after `play`, which gets its kubeconfig.
+async fn with_demo(nodes: usize, play: impl AsyncFnOnce(&Path)) {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
     let options = DemoOptions {
-        nodes: 3,
+        nodes,
         machine_models: built_in_models(),
         pods_per_second: Some(0.0),
         steps: false,
@@ -184,11 +187,57 @@ async fn every_example_runs_on_the_demo() {
         duration: None,
     };
     let up = tokio::sync::Notify::new();
-    let tried = async {
+    let played = async {
         up.notified().await;
-        for (example, objects) in manifests() {
-            try_example(&kubeconfig, &example, &objects).await;
-        }
+        play(&kubeconfig).await;
     };
-    run(options, |_| up.notify_one(), tried).await.unwrap();
+    run(options, |_| up.notify_one(), played).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_example_runs_on_the_demo() {
+    with_demo(3, async |kubeconfig| {
+        for (example, objects) in manifests() {
+            try_example(kubeconfig, &example, &objects).await;
+        }
+    })
+    .await;
+}
+
+/// Alike shares of 80 GPUs in total use at most a tenth more GPUs on 21 nodes, and pods with eight GPUs still fit.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_alike_shares_leave_whole_nodes_idle() {
+    with_demo(21, async |kubeconfig| {
+        let pod = |name: String, limits: Value| {
+            json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "labels": { "app": "alike" } },
+                "spec": { "containers": [{ "name": "main", "image": "i", "resources": { "limits": limits } }] },
+            })
+        };
+        let start = async |pods: Vec<Value>| {
+            let file = kubeconfig.with_file_name("pods.json");
+            let list = json!({ "apiVersion": "v1", "kind": "List", "items": pods });
+            std::fs::write(&file, list.to_string()).unwrap();
+            kubectl(kubeconfig, &["create", "-f", file.to_str().unwrap()]).await;
+            let waiting = ["get", "pods", "-l", "app=alike", "--field-selector=status.phase!=Running", "-o", "name"];
+            for _ in 0..MAX_POLLS {
+                if kubectl(kubeconfig, &waiting).await.is_empty() {
+                    return;
+                }
+            }
+            panic!("pods still wait: {}", kubectl(kubeconfig, &waiting).await);
+        };
+        let quarter = json!({ "tencent.com/vcuda-core": "25", "tencent.com/vcuda-memory": "60" });
+        start((0..320).map(|number| pod(format!("quarter-{number}"), quarter.clone())).collect()).await;
+        let index = r"{.metadata.annotations.tencent\.com/predicate-gpu-idx-0}";
+        let column = format!("jsonpath={{range .items[*]}}{{.spec.nodeName}} {index}{{\"\\n\"}}{{end}}");
+        let places = kubectl(kubeconfig, &["get", "pods", "-l", "app=alike", "-o", &column]).await;
+        assert_eq!(places.lines().count(), 320);
+        let used: BTreeSet<&str> = places.lines().collect();
+        assert!(used.iter().all(|place| place.split(' ').nth(1).is_some_and(|gpu| !gpu.is_empty())), "{used:?}");
+        assert!((80..=88).contains(&used.len()), "{} GPUs have shares", used.len());
+        let whole = json!({ "nvidia.com/gpu": "8" });
+        start((0..8).map(|number| pod(format!("whole-{number}"), whole.clone())).collect()).await;
+    })
+    .await;
 }
