@@ -209,6 +209,34 @@ fn pods_created_during_a_forecast_make_the_next_forecast_due() {
     assert!(due_forecast(&mut state).is_some());
 }
 
+/// A scheduler that was restarted expects the pods that the cluster holds, those on nodes and those that wait.
+#[test]
+fn a_restarted_scheduler_expects_the_same_pods() {
+    let nodes = [node("n", 4, "GiB")];
+    let mut before = self::state(&nodes);
+    let waiting = share("waits", 70);
+    let mut placed = Vec::new();
+    for number in 0..6 {
+        placed.push(bind(&mut before, &share(&format!("placed-{number}"), 30), "n"));
+    }
+    set_pod(&mut before, &waiting);
+    let expected = |state: &mut State| {
+        let capacity = state.free_capacity_if_due().unwrap();
+        state.begin_forecast(&capacity)
+    };
+    let mut empty = state(&nodes);
+    let learned = expected(&mut before);
+    assert_ne!(learned, expected(&mut empty));
+    for seen in [&placed[..], std::slice::from_ref(&waiting)] {
+        let mut partly = state(&nodes);
+        seen.iter().for_each(|pod| set_pod(&mut partly, pod));
+        assert_ne!(learned, expected(&mut partly), "pods on nodes and pods that wait both count");
+    }
+    let mut after = state(&nodes);
+    placed.iter().chain([&waiting]).for_each(|pod| set_pod(&mut after, pod));
+    assert_eq!(learned, expected(&mut after));
+}
+
 /// The agent would refuse the pod on its node, where it fails for good. Here it waits, and its event names the fix.
 #[test]
 fn a_ceiling_that_is_no_number_is_refused_on_every_node() {

@@ -56,6 +56,29 @@ fn tessera_opens_no_more_gpus_than_binpack_for_alike_shares() {
     }
 }
 
+/// A scheduler that has seen no pod yet, or was restarted, opens no more GPUs than a rule that needs no knowledge.
+#[test]
+fn a_fresh_start_is_never_worse_than_best_fit() {
+    let shapes = ["alike-25", "alike-30", "alike-45", "two-20-50", "two-25-60", "two-30-70"];
+    for (family, shape) in
+        ["burst", "restart"].into_iter().flat_map(|family| shapes.map(|shape| (family, shape)))
+    {
+        let workload = format!("{family}-{shape}");
+        for seed in 42..45 {
+            let opened = |policy| measures(&workload, 100, policy, seed).get(Measure::Opened).unwrap();
+            let (ours, theirs) = (opened("tessera"), opened("best-fit"));
+            assert!(ours <= theirs, "{workload}, seed {seed}: {ours} GPUs, best-fit {theirs}");
+        }
+    }
+    for workload in ["burst-mixed", "restart-mixed"] {
+        for seed in 42..45 {
+            let allocated = |policy| measures(workload, 100, policy, seed).get(Measure::Allocated).unwrap();
+            let (ours, theirs) = (allocated("tessera"), allocated("best-fit"));
+            assert!(ours >= theirs, "{workload}, seed {seed}: {ours} %, best-fit {theirs} %");
+        }
+    }
+}
+
 #[test]
 fn tessera_leaves_large_pods_the_nodes_that_quarters_need_not() {
     for workload in ["quarters-then-8", "restart-quarters-then-8"] {
