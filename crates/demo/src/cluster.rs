@@ -96,6 +96,7 @@ impl Cluster {
             timing: LeaseTiming::default(),
             pages: None,
             verbs: None,
+            is_behind_service: false,
             neighbour: None,
         };
         let stop = CancellationToken::new();

@@ -46,6 +46,8 @@ pub struct Membership {
     pub pages: Option<SocketAddr>,
     /// Address of the verbs, if replicas that do not lead may forward calls there.
     pub verbs: Option<SocketAddr>,
+    /// True if clients reach the replica by a Service, so that calls still arrive for a moment when it ends.
+    pub is_behind_service: bool,
     /// The kube-scheduler in the same pod. The replica leads only while this one does.
     pub neighbour: Option<Neighbour>,
 }
@@ -53,7 +55,7 @@ pub struct Membership {
 /// Interval between checks of uncertain bindings and of the forecast.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time for which a replica that ends forwards calls. kube-proxy follows a change of the endpoints within a second.
+/// Time for which a replica that ends still answers calls. kube-proxy follows a change of the endpoints within a second.
 const LAST_CALLS: Duration = Duration::from_secs(3);
 
 /// Interval at which a replica that ends reads the lease.
@@ -73,7 +75,8 @@ pub async fn lead(
     table: Option<PathBuf>,
     stop: impl Future<Output = ()>,
 ) {
-    let Membership { identity, namespace, lease, timing, pages, verbs, neighbour } = membership;
+    let Membership { identity, namespace, lease, timing, pages, verbs, is_behind_service, neighbour } =
+        membership;
     let start = |neighbour: &Neighbour| NeighbourWatch::start(app.client.clone(), &namespace, neighbour);
     let mut neighbour = neighbour.as_ref().map(start);
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
@@ -140,17 +143,18 @@ pub async fn lead(
     if let Err(error) = step_down(&app, &mut candidate, tasks_of_term).await {
         tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
     }
-    if verbs.is_some() {
-        forward_last_calls(&app, &mut candidate).await;
+    if is_behind_service {
+        answer_last_calls(&app, &mut candidate, neighbour.is_some()).await;
     }
 }
 
-/// Forwards the calls that still arrive until every client of the Service knows that this replica has ended.
-async fn forward_last_calls(app: &App, candidate: &mut Candidate) {
+/// Waits until every client of the Service knows that this replica has ended. Meanwhile its servers answer the API
+/// server's calls of the webhook, and forward calls to the leader unless the replica is paired with a kube-scheduler.
+async fn answer_last_calls(app: &App, candidate: &mut Candidate, is_paired: bool) {
     let end = tokio::time::Instant::now() + LAST_CALLS;
     while tokio::time::Instant::now() < end {
         if candidate.observe().await.is_ok() {
-            record_leader(app, candidate, false);
+            record_leader(app, candidate, is_paired);
         }
         tokio::time::sleep(candidate.next_poll().min(LAST_CALLS_INTERVAL)).await;
     }

@@ -222,6 +222,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
     let app = App::new(State::new(settings.clone()), client).with_notices(notices);
     let app = Arc::new(app.with_agents(AgentReader::with_token(agent_token)));
     let (pages, verbs) = (listen.forwarded_pages(), listen.forwarded_verbs());
+    let is_behind_service = listen.is_behind_service();
     let servers = serve_all(listen.open(&app, &lease_namespace).await?);
     let stop = host::termination_signal()?;
     let membership = Membership {
@@ -231,6 +232,7 @@ async fn serve_until_stopped(arguments: Arguments) -> Result<()> {
         timing: LeaseTiming::with_duration(lease_seconds),
         pages,
         verbs,
+        is_behind_service,
         neighbour: neighbour_lease.map(|lease| Neighbour { lease, host: host::name() }),
     };
     tokio::select! {

@@ -156,6 +156,7 @@ impl Replica {
             timing: QUICK,
             pages: None,
             verbs: None,
+            is_behind_service: false,
             neighbour: None,
         };
         let leading =

@@ -32,7 +32,7 @@ async fn start(api: &ApiServer, name: &str, certificates: &Stored) -> Replica {
 async fn start_with(api: &ApiServer, name: &str, tls: Tls, sender: CallSender) -> Replica {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (identity, verbs) = (name.to_owned(), listener.local_addr().ok());
-    let membership = |membership| Membership { identity, verbs, ..membership };
+    let membership = |membership| Membership { identity, verbs, is_behind_service: true, ..membership };
     let replica = Replica::with(api, AgentReader::default(), membership);
     replica.app.forward_calls(sender);
     tokio::spawn(serve_all(vec![(listener, replica.router.clone(), VERBS, Some(tls))]));

@@ -88,6 +88,7 @@ impl Replica {
             timing: QUICK,
             pages: None,
             verbs: None,
+            is_behind_service: false,
             neighbour: None,
         });
         let (stop, stopped) = oneshot::channel();

@@ -173,6 +173,11 @@ impl ListenArguments {
         Some(SocketAddr::new(self.pod_ip?, port))
     }
 
+    /// Returns whether the replica runs in a pod, which clients reach by a Service.
+    pub(super) fn is_behind_service(&self) -> bool {
+        self.pod_ip.is_some()
+    }
+
     /// Checks that the pod's loopback interface is its own.
     fn check_own_network(&self) -> Result<()> {
         match (self.pod_ip, self.host_ip) {
