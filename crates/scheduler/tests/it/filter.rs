@@ -274,6 +274,15 @@ fn annotations_that_cannot_be_followed_reject_pods_of_every_dialect() {
     }
 }
 
+#[test]
+fn a_pod_that_waits_learns_of_all_its_bad_annotations() {
+    let state = state(&[node("n", 2, "GiB")]);
+    let bad = [("tessera.dev/policy", "dynamic"), ("tessera.dev/traffic", "much")];
+    let answer = filter(&state, &annotated(whole("p", 1), &bad), &["n"]);
+    let said = &answer.failed_and_unresolvable_nodes["n"];
+    assert!(bad.iter().all(|(key, _)| said.contains(&format!("{key}: "))), "{said}");
+}
+
 /// A GPU that was cordoned after filter gets no pod by bind. A pod that is bound already keeps its GPU.
 #[test]
 fn a_cordon_between_filter_and_bind_counts() {
