@@ -93,7 +93,7 @@ pub struct Agent {
     admissions: Admissions,
     /// Sum of all holdings.
     ledger: LedgerCache,
-    /// Devices that are withdrawn because other dialects hold their GPUs.
+    /// Devices that are withdrawn because other dialects hold their GPUs, or because the GPUs are cordoned.
     capacity: Capacity,
     /// Claims that are prepared on this node.
     claims: Claims,

@@ -1,5 +1,7 @@
 //! Explains why a pod waits and what would help, with the same code as the scheduler.
 
+use std::sync::Arc;
+
 use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::cluster_view::ClusterView;
 use tessera_core::constraint::other_pods::OtherPod;
@@ -13,6 +15,9 @@ use tessera_wire::tessera::explanation::{ClusterFacts, Explainer, NodeFacts, Pod
 use tessera_wire::tessera::parsed_pod::{BadPodObject, PolicyResolver};
 
 use crate::survey::{CLAIM_SUFFIX, Instances, PodFacts, Survey};
+
+/// The rule of a scheduler with `--static-strict` and a table of its own.
+const STRICT_TABLE: &str = "the sets of GPUs in its static table";
 
 /// Explains a pod. `is_hypothetical` is true for a pod that does not exist.
 pub(crate) fn explain(
@@ -34,6 +39,7 @@ impl PolicyResolver for Survey {
     fn policy(&self, preferred: Option<Policy>) -> Policy {
         match self.rules.policy(preferred) {
             Policy::Tessera(_) => Policy::Tessera(self.forecast()),
+            Policy::Static(_) => Policy::Static(Arc::new(self.rules.table().unwrap_or_default())),
             other => other,
         }
     }
@@ -67,8 +73,17 @@ impl ClusterFacts for Survey {
     }
 
     fn knows_ranks(&self, policy: &Policy) -> bool {
-        // The plugin has neither the scheduler's forecast nor its table.
-        !matches!(policy, Policy::Tessera(_) | Policy::Static(_))
+        // The plugin does not have the scheduler's forecast, and its table only if it is the shipped one.
+        match policy {
+            Policy::Tessera(_) => false,
+            Policy::Static(_) => self.rules.has_shipped_table,
+            _ => true,
+        }
+    }
+
+    fn unknown_rule(&self, policy: &Policy) -> Option<&'static str> {
+        let is_unknown = self.rules.static_strict && !self.rules.has_shipped_table;
+        (is_unknown && policy.name() == "static").then_some(STRICT_TABLE)
     }
 
     fn is_offered(&self, resource: &str) -> bool {

@@ -18,7 +18,10 @@ use tessera_cluster::lease::{Candidate, LeaseError, LeaseTiming, Turn, turn};
 use tessera_cluster::watch;
 use tessera_core::forecast::Forecast;
 use tessera_wire::foreign::pod_group::POD_GROUP_APIS;
-use tessera_wire::{foreign::unhealthy, tessera::rules};
+use tessera_wire::{
+    foreign::unhealthy,
+    tessera::rules::{self, Rules},
+};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
@@ -80,7 +83,8 @@ pub async fn lead(
     let start = |neighbour: &Neighbour| NeighbourWatch::start(app.client.clone(), &namespace, neighbour);
     let mut neighbour = neighbour.as_ref().map(start);
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
-    let mut annotations = rules::print(&settings.rules());
+    let rules = Rules { has_shipped_table: table.is_none(), ..settings.rules() };
+    let mut annotations = rules::print(&rules);
     annotations.extend(pages.map(|pages| (rules::PAGES.to_owned(), pages.to_string())));
     annotations.extend(verbs.map(|verbs| (rules::VERBS.to_owned(), verbs.to_string())));
     let mut candidate = candidate.with_annotations(annotations);

@@ -140,10 +140,16 @@ impl Default for ServedSchedulers {
 }
 
 impl SchedulerSettings {
-    /// Returns the settings that the leader publishes on its lease.
+    /// Returns the settings that the leader publishes on its lease, for a scheduler that uses the shipped static tables.
     #[must_use]
     pub fn rules(&self) -> Rules {
-        Rules { policy: Some(self.policy.0.clone()), unit: self.memory_unit, quota: self.quota.clone() }
+        Rules {
+            policy: Some(self.policy.0.clone()),
+            unit: self.memory_unit,
+            quota: self.quota.clone(),
+            static_strict: self.static_strict,
+            has_shipped_table: true,
+        }
     }
 }
 

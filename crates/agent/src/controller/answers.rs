@@ -304,12 +304,10 @@ impl Agent {
 
     fn allocator(&self) -> Result<Allocator<'_>, CallError> {
         let gpus = self.inventory.gpus().ok_or(CallError::GpusUnknown)?;
-        let uuids = self.publication.cordoned();
-        let cordoned = gpus.node.gpus().iter().filter(|gpu| uuids.contains(&*gpu.uuid.0));
         Ok(Allocator {
             settings: &self.settings,
             gpus,
-            cordoned: cordoned.map(|gpu| gpu.index).collect(),
+            cordoned: self.cordoned(),
             pods: &self.pods,
             admissions: &self.admissions,
             node_labels: self.publication.node_labels(),

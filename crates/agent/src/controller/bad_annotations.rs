@@ -44,14 +44,13 @@ impl BadAnnotations {
     }
 }
 
-/// Returns what is wrong with the annotations of a pod. `grant` is the error of its grant, if any.
-pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: Option<&BadGrant>) -> Vec<String> {
+/// Returns what is wrong with the annotations of a pod. `grant` has the errors of those that grant GPUs.
+pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: &[BadGrant]) -> Vec<String> {
     let preferences = preferences::errors(annotations).into_iter().map(|error| error.to_string());
     let eviction = eviction::errors(annotations).into_iter().map(|error| error.to_string());
     let isolation = annotations.get(OPT_OUT).filter(|value| *value != "off");
     let isolation = isolation.map(|value| format!("{OPT_OUT}: found {value:?}; write off, or remove it"));
-    // A bad request is no bad annotation. The scheduler and the answer to the kubelet report it.
-    let grant = grant.filter(|error| !matches!(error, BadGrant::Pod(_))).map(ToString::to_string);
+    let grant = grant.iter().map(ToString::to_string);
     let unknown = unknown_keys::errors(annotations);
     preferences.chain(eviction).chain(isolation).chain(grant).chain(unknown).collect()
 }
@@ -77,7 +76,7 @@ mod tests {
         // No annotation may have a value that is a single comma.
         let with = |keys: &[&str]| {
             let annotations = keys.iter().map(|key| ((*key).to_owned(), ",".to_owned()));
-            errors(&annotations.collect(), None)
+            errors(&annotations.collect(), &[])
         };
         for key in &keys {
             let said = with(&[*key]);

@@ -1,4 +1,4 @@
-//! Devices that are withdrawn because pods of other dialects hold their part of a GPU.
+//! Devices that are withdrawn because pods of other dialects hold their part of a GPU, or because the GPU is cordoned.
 //!
 //! All dialects offer the same GPUs. Without a withdrawal a node would report 8 `nvidia.com/gpu` as
 //! allocatable while a pod with `aliyun.com/gpu-mem` holds a part of one GPU. Autoscalers and quota tools
@@ -7,6 +7,9 @@
 //! Only the holdings of other dialects are withdrawn. What pods of the same dialect hold is in the requests,
 //! and kube-scheduler must be able to evict these pods. A pod that is bound but has not started yet takes its
 //! devices from what the other dialects leave, so these devices stay offered.
+//!
+//! New pods do not get cordoned GPUs, so unused devices of these GPUs are no capacity. GPUs that are reserved for
+//! named pods stay offered, because those pods must get their devices.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -15,6 +18,7 @@ use std::{
 };
 
 use tessera_core::{
+    gpu_set::GpuSet,
     grant::Hold,
     node::{GpuRoom, NodeState},
     units::{GpuIndex, MiB, Percent},
@@ -26,10 +30,10 @@ use tessera_wire::{
 
 use super::{
     EventTime,
-    holdings::{Holding, Holdings, PodHoldings},
+    holdings::{Holding, Holdings, PodHoldings, Source},
 };
 
-/// How long a GPU must be held before devices are withdrawn.
+/// How long a GPU must be held or cordoned before devices are withdrawn.
 ///
 /// The kubelet writes its checkpoint with every list of devices, so pods that end soon should not cause any.
 /// Devices come back at once, because a pod may need them.
@@ -39,15 +43,24 @@ pub(super) const WITHDRAWAL_DELAY: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Withdrawn(BTreeMap<Resource, BTreeSet<(GpuIndex, u64)>>);
 
+/// Reasons for which devices are withdrawn.
+#[derive(Clone, Copy)]
+pub(super) struct Reasons {
+    /// Whether what pods of other dialects hold is withdrawn.
+    pub(super) held: bool,
+    /// GPUs that new pods do not get.
+    pub(super) cordoned: GpuSet,
+}
+
 /// Withdrawn devices, and those that are about to be withdrawn.
 #[derive(Debug, Default)]
 pub(super) struct Capacity {
     published: Withdrawn,
-    /// Devices that are withdrawn at `due`, if they are held until then.
+    /// Devices that are withdrawn at `due`, if their GPUs are held or cordoned until then.
     waiting: Withdrawn,
     /// When they are withdrawn. `None` if there are none.
     due: Option<Duration>,
-    /// Whether pods, GPUs or the kubelet's list have changed since the last computation.
+    /// Whether pods, GPUs, cordons or the kubelet's list have changed since the last computation.
     is_stale: bool,
 }
 
@@ -99,7 +112,7 @@ impl Capacity {
         &self.published
     }
 
-    /// Notes that pods, GPUs or the kubelet's list have changed.
+    /// Notes that pods, GPUs, cordons or the kubelet's list have changed.
     pub(super) fn invalidate(&mut self) {
         self.is_stale = true;
     }
@@ -115,10 +128,11 @@ impl Capacity {
         &mut self,
         now: EventTime,
         resources: impl Iterator<Item = Resource>,
+        reasons: Reasons,
         holdings: Holdings<'_>,
     ) -> bool {
         self.is_stale = false;
-        let target = target(resources, holdings);
+        let target = target(resources, reasons, holdings);
         let is_time = self.due.is_some_and(|due| now.elapsed >= due);
         let (mut next, mut waiting) =
             (self.published.intersection(&target), self.waiting.intersection(&target));
@@ -137,15 +151,21 @@ impl Capacity {
     }
 }
 
-/// Returns the devices that the holdings of a node withdraw.
-fn target(resources: impl Iterator<Item = Resource>, holdings: Holdings<'_>) -> Withdrawn {
+/// Returns the devices that the holdings and the cordons of a node withdraw.
+fn target(resources: impl Iterator<Item = Resource>, reasons: Reasons, holdings: Holdings<'_>) -> Withdrawn {
     let Some(gpus) = holdings.gpus else { return Withdrawn::default() };
     let unused = NodeState::empty(Arc::new(gpus.node.clone()));
     let pods = holdings.all();
     let of = |resource: Resource| {
-        let others = held_by_others(resource.dialect(), holdings, &pods, unused.clone());
         let given = given_devices(resource, holdings, &gpus.ids);
-        (resource, withdrawn_devices(resource, &gpus.ids, &others, &given))
+        let mut devices = BTreeSet::new();
+        if reasons.held {
+            let others = held_by_others(resource.dialect(), holdings, &pods, unused.clone());
+            devices = withdrawn_devices(resource, &gpus.ids, &others, &given);
+        }
+        let closed = reasons.cordoned.difference(expected(resource, &pods));
+        devices.extend(unused_devices(resource, &gpus.ids, closed, &given));
+        (resource, devices)
     };
     Withdrawn(resources.map(of).filter(|(_, devices)| !devices.is_empty()).collect())
 }
@@ -175,6 +195,26 @@ fn held_by_others(
         state.add(&claim);
     }
     state
+}
+
+/// Returns the GPUs from which pods that are bound take devices of this resource when they are admitted.
+fn expected(resource: Resource, pods: &[PodHoldings<'_>]) -> GpuSet {
+    let containers = pods.iter().filter(|pod| !pod.is_ending).flat_map(|pod| &pod.containers);
+    let takes = |held: &Holding| Resource::of(held.dialect).any(|of| of == resource);
+    let is_expected = |held: &&Holding| held.source == Source::Annotated && takes(held);
+    containers.filter(is_expected).flat_map(|held| held.grant.holds.iter().map(|(gpu, _)| *gpu)).collect()
+}
+
+/// Returns all devices of these GPUs except the `given` ones.
+fn unused_devices(
+    resource: Resource,
+    ids: &DeviceIds,
+    gpus: GpuSet,
+    given: &HashSet<(GpuIndex, u64)>,
+) -> impl Iterator<Item = (GpuIndex, u64)> {
+    let all =
+        gpus.iter().flat_map(move |gpu| (0..ids.per_gpu(resource, gpu)).map(move |number| (gpu, number)));
+    all.filter(|device| !given.contains(device))
 }
 
 /// Returns the devices that the kubelet has given to containers, by its list and by our records.

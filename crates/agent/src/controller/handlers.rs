@@ -8,8 +8,8 @@ use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::{
     Action, Agent, CallAnswer, CallError, CallId, Dirty, Event, EventTime, ShellError, Warning, WriteError,
-    calls::KubeletCall, diagnostics::KubeletLack, holdings, pods::has_ended, reconcile::missing_annotations,
-    usage_check::Granted,
+    calls::KubeletCall, capacity::Reasons, diagnostics::KubeletLack, holdings, pods::has_ended,
+    reconcile::missing_annotations, usage_check::Granted,
 };
 
 impl Agent {
@@ -41,11 +41,16 @@ impl Agent {
             }
             Event::Node(node) => {
                 self.diagnostics.node_found();
+                let cordoned = self.cordoned();
                 self.publication.set_node(*node);
+                if self.cordoned() != cordoned {
+                    self.capacity.invalidate();
+                }
                 return Dirty::Node;
             }
             Event::NodeMissing => {
                 self.publication.node_is_missing();
+                self.capacity.invalidate();
                 self.diagnostics.node_missing(&self.settings, actions);
             }
             Event::PodResourcesListed(listed) => return self.on_listed(now, listed, actions),
@@ -133,14 +138,15 @@ impl Agent {
         Dirty::All
     }
 
-    /// Withdraws devices whose part of a GPU other dialects hold, and offers others again.
+    /// Withdraws devices whose part of a GPU other dialects hold or whose GPU is cordoned, and offers others again.
     ///
     /// Nothing is withdrawn before pods and the kubelet's list are known: devices in use must stay healthy.
     pub(super) fn reconcile_capacity(&mut self, now: EventTime, is_tick: bool, actions: &mut Vec<Action>) {
         let is_known = self.pods.is_complete() && self.kubelet.has_listed();
-        if !self.settings.withdraw_held || !is_known || !self.capacity.is_due(now, is_tick) {
+        if !is_known || !self.capacity.is_due(now, is_tick) {
             return;
         }
+        let reasons = Reasons { held: self.settings.withdraw_held, cordoned: self.cordoned() };
         let holdings = holdings(
             &self.settings,
             &self.inventory,
@@ -149,7 +155,7 @@ impl Agent {
             &self.admissions,
             &self.claims,
         );
-        if self.capacity.reconcile(now, self.settings.resources(), holdings) {
+        if self.capacity.reconcile(now, self.settings.resources(), reasons, holdings) {
             self.inventory.publish_devices(self.settings.resources(), self.capacity.published(), actions);
         }
     }

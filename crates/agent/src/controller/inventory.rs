@@ -112,13 +112,9 @@ impl GpuInventory {
         let found = match found {
             Ok(found) => {
                 self.discovery_error = None;
+                let found = self.without_ignored_resets(found);
                 let found = self.with_instances(found, actions);
-                let mut found = self.with_names_of_lost_gpus(found);
-                for gpu in found.gpus.iter_mut().filter(|gpu| gpu.health == Health::AwaitingReset) {
-                    if self.ignore_pending_reset {
-                        gpu.health = Health::Healthy;
-                    }
-                }
+                let found = self.with_names_of_lost_gpus(found);
                 self.restore_found_gpus(&found, before.is_some());
                 self.warn_of_withdrawn_gpus(&found, actions);
                 found
@@ -226,9 +222,22 @@ impl GpuInventory {
         gpus.map(|gpus| mig::resources(&gpus.found)).unwrap_or_default()
     }
 
+    /// Offers GPUs that await a reset as if they did not, if the agent is configured so.
+    fn without_ignored_resets(&self, mut found: DiscoveredGpus) -> DiscoveredGpus {
+        if self.ignore_pending_reset {
+            for gpu in found.gpus.iter_mut().filter(|gpu| gpu.health == Health::AwaitingReset) {
+                let has_instances = found.instances.iter().any(|instance| instance.gpu_uuid == gpu.uuid);
+                gpu.health = if has_instances { Health::InMigMode } else { Health::Healthy };
+            }
+        }
+        found
+    }
+
     /// Puts instances into the place of their GPUs, if they are to be offered so. Logs why it is not possible.
     fn with_instances(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) -> DiscoveredGpus {
-        let is_in_use = found.gpus.iter().any(|gpu| gpu.health == Health::InMigMode);
+        // A GPU that awaits a reset is in MIG mode too if it has instances.
+        let is_in_use =
+            found.gpus.iter().any(|gpu| gpu.health == Health::InMigMode) || !found.instances.is_empty();
         if self.mig_strategy != MigStrategy::Single || !is_in_use {
             self.not_alike = None;
             return found;

@@ -55,11 +55,11 @@ pub(super) enum NotAlike {
 /// Returns the node with its instances as GPUs. A GPU that does not answer is left out.
 pub(super) fn instances_as_gpus(found: &DiscoveredGpus) -> Result<DiscoveredGpus, NotAlike> {
     for gpu in found.gpus.iter().filter(|gpu| gpu.health != Health::Unhealthy) {
-        if gpu.health != Health::InMigMode {
-            return Err(NotAlike::WithoutMigMode(gpu.uuid.clone()));
-        }
-        if !found.instances.iter().any(|instance| instance.gpu_uuid == gpu.uuid) {
-            return Err(NotAlike::WithoutInstance(gpu.uuid.clone()));
+        let has_instances = found.instances.iter().any(|instance| instance.gpu_uuid == gpu.uuid);
+        match gpu.health {
+            Health::InMigMode | Health::AwaitingReset if has_instances => {}
+            Health::InMigMode => return Err(NotAlike::WithoutInstance(gpu.uuid.clone())),
+            _ => return Err(NotAlike::WithoutMigMode(gpu.uuid.clone())),
         }
     }
     let instances = &found.instances;

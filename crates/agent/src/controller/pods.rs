@@ -143,7 +143,8 @@ impl Pods {
         let bad_annotations = if claims.is_empty() {
             Vec::new()
         } else {
-            bad_annotations::errors(&pod.metadata.annotations, annotated.as_ref().err())
+            let grant = grant::errors(&pod.spec, &pod.metadata.annotations, &gpus.node);
+            bad_annotations::errors(&pod.metadata.annotations, &grant)
         };
         let annotated = annotated.ok().flatten().unwrap_or_default();
         let parsed = PodGpus { claims, annotated, bad_annotations };

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tessera_core::{
     gpu::GpuUuid,
+    gpu_set::GpuSet,
     grant::{ContainerGrant, Hold},
     node::NodeState,
     units::PodUid,
@@ -183,7 +184,7 @@ impl Agent {
             containers,
             served_by_others: self.kubelet.served_by_others(gpus),
             overbooked: self.holdings().overbooked(&ledger),
-            cordoned: self.cordoned(),
+            cordoned: self.cordoned().iter().map(|gpu| gpu.0).collect(),
             escapes: escapes
                 .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
                 .collect(),
@@ -197,11 +198,11 @@ impl Agent {
 }
 
 impl Agent {
-    /// Returns the indexes of the GPUs that an administrator keeps free of new pods.
-    fn cordoned(&self) -> Vec<u8> {
+    /// Returns the GPUs that an administrator keeps free of new pods.
+    pub(super) fn cordoned(&self) -> GpuSet {
         let uuids = self.publication.cordoned();
         let gpus = self.inventory.gpus().map(|gpus| gpus.node.gpus()).unwrap_or_default();
-        gpus.iter().filter(|gpu| uuids.contains(&*gpu.uuid.0)).map(|gpu| gpu.index.0).collect()
+        gpus.iter().filter(|gpu| uuids.contains(&*gpu.uuid.0)).map(|gpu| gpu.index).collect()
     }
 
     /// Returns the containers of a pod that hold GPUs by claims.

@@ -104,6 +104,9 @@ fn verdicts(explanation: &PodExplanation, all: bool, paint: Paint) -> String {
     if !explanation.unchecked.is_empty() {
         let _ = writeln!(text, "only kube-scheduler checks: {}", explanation.unchecked.join(", "));
     }
+    if let Some(rule) = &explanation.unknown_rule {
+        let _ = writeln!(text, "only the scheduler knows {rule}; ask it with --endpoint URL");
+    }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for view in views {
         if let Some(reason) = &view.reason {

@@ -1,23 +1,29 @@
 //! Every view says the same with and without `--endpoint`.
 
 use serde_json::json;
-use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
-use tessera_wire::tessera::rules;
+use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, State, StateEvent, WatchEvent};
+use tessera_wire::tessera::rules::{self, Rules};
+use tessera_wire::tessera::static_table;
 
 use crate::explain::{serve, with_forecast};
 use crate::stage::{GPU, Stage};
-use crate::states::{H200, T4, node, pod};
+use crate::states::{H200, T4, grouped, node, pod};
 
 /// Returns the state of a scheduler that watches this cluster and has made its forecast.
 fn scheduler(stage: &Stage) -> State {
-    let mut state = State::new(SchedulerSettings::default());
+    with_forecast(watching(stage, SchedulerSettings::default()))
+}
+
+/// Returns the state of a scheduler with these settings that watches this cluster.
+fn watching(stage: &Stage, settings: SchedulerSettings) -> State {
+    let mut state = State::new(settings);
     for node in stage.server.list("/api/v1/nodes") {
         state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
     }
     for pod in stage.server.list("/api/v1/pods") {
         state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
     }
-    with_forecast(state)
+    state
 }
 
 /// Runs a command with both sources and returns its output, which must be the same.
@@ -97,6 +103,51 @@ fn without_the_schedulers_forecast_no_node_is_called_the_best() {
         &url,
         &["what-if", "aliyun.com/gpu-mem=14", "-a", "tessera.dev/use-gpu-uuids=GPU-node-1-0", "-o", "json"],
     );
+}
+
+/// A scheduler with `--static-strict` refuses free GPUs that its table does not list. The plugin has the shipped tables
+/// too; of a table in a file it says that only the scheduler knows it.
+#[test]
+fn a_strict_table_is_known_or_named() {
+    let mut typed = node("node-1", "10.0.0.1", "GiB", &[T4; 4]);
+    typed["metadata"]["annotations"]["NODE_TYPE"] = "hgx-4".into();
+    let settings = || SchedulerSettings {
+        policy: DefaultPolicy("static".parse().unwrap()),
+        static_strict: true,
+        ..SchedulerSettings::default()
+    };
+    let cluster = |rules: Rules| {
+        let stage = Stage::of(&[typed.clone()], &[grouped("held", "node-1", &[0])]);
+        stage.scheduler(&json!(rules::print(&rules)));
+        let state = watching(&stage, settings());
+        (stage, state)
+    };
+    let (two, three) = (["what-if", "nvidia.com/gpu=2"], ["what-if", "nvidia.com/gpu=3"]);
+
+    let (stage, state) = cluster(settings().rules());
+    let url = serve(&stage, state);
+    assert!(both(&stage, &url, &two).contains("fits on 1 of 1 node (policy static)\n"));
+    let both_refuse = [&three[..], &[&three[..], &["--endpoint", &url]].concat()];
+    for request in both_refuse {
+        let answer = stage.run(GPU, request);
+        let said = String::from_utf8(answer.stdout).unwrap();
+        assert!(said.contains("no free set of 3 GPUs in the static table"), "{request:?}: {said}");
+    }
+
+    let (stage, mut state) = cluster(Rules { has_shipped_table: false, ..settings().rules() });
+    let own = static_table::parse(r#"{"hgx-4": {"2": [[0, 1]]}}"#).unwrap();
+    state.handle(StateEvent::Table(own));
+    let url = serve(&stage, state);
+    let line = "only the scheduler knows the sets of GPUs in its static table; ask it with --endpoint URL\n";
+    let text = String::from_utf8(stage.run(GPU, &two).stdout).unwrap();
+    assert!(text.contains("the GPUs of 1 of 1 node would do (policy static)\n"), "{text}");
+    assert!(text.contains(line) && !text.contains("like this would fit now"), "{text}");
+    let asked = stage.run(GPU, &[&two[..], &["--endpoint", &url]].concat());
+    let asked = String::from_utf8(asked.stdout).unwrap();
+    assert!(asked.contains("no free set of 2 GPUs in the static table") && !asked.contains(line), "{asked}");
+    // Other policies do not depend on the table.
+    let other = stage.text(GPU, &["what-if", "nvidia.com/gpu=2", "-a", "tessera.dev/policy=binpack"]);
+    assert!(other.contains("fits on 1 of 1 node (policy binpack)\n"), "{other}");
 }
 
 /// MIG instances and reservations are shown by both sources, and pods with instances say where they run and why they

@@ -144,6 +144,8 @@ fn documented_flags_exist() {
         "--clusterrole",
         "--user",
         "--pages-access",
+        "--static-strict",
+        "--static-table",
     ];
     let flags: Vec<&str> = flags.filter(|flag| !of_others.contains(flag)).collect();
     assert!(flags.len() > 4, "{flags:?}");

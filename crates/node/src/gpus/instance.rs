@@ -39,7 +39,11 @@ impl GpuInstance {
             model: format!("{} MIG {}", gpu.model, self.profile).as_str().into(),
             memory: self.memory,
             numa: gpu.numa,
-            health: if gpu.health == Health::InMigMode { Health::Healthy } else { Health::Unhealthy },
+            health: match gpu.health {
+                Health::InMigMode => Health::Healthy,
+                Health::AwaitingReset => Health::AwaitingReset,
+                Health::Healthy | Health::Unhealthy | Health::Cordoned => Health::Unhealthy,
+            },
         }
     }
 }

@@ -83,12 +83,12 @@ impl Nvml {
     /// Returns the MIG instances of all GPUs in MIG mode.
     fn instances(&self, gpus: &[Gpu], devices: &[Result<Device<'static>, NvmlError>]) -> Vec<GpuInstance> {
         let raw = self.raw.get_or_init(Raw::load).as_ref();
-        let in_mig_mode = gpus.iter().zip(devices).filter(|(gpu, _)| gpu.health == Health::InMigMode);
         let of = |(gpu, device): (&Gpu, &Result<Device<'static>, NvmlError>)| {
-            let parts = device.as_ref().ok().map(sample::mig_devices).into_iter().flatten();
+            let in_mig_mode = device.as_ref().ok().filter(|device| is_in_mig_mode(device));
+            let parts = in_mig_mode.map(sample::mig_devices).into_iter().flatten();
             parts.filter_map(|part| instance_of(gpu, &part, raw?)).collect::<Vec<_>>()
         };
-        in_mig_mode.flat_map(of).collect()
+        gpus.iter().zip(devices).flat_map(of).collect()
     }
 
     fn devices(&self) -> Result<Vec<Result<Device<'static>, NvmlError>>, GpusError> {
@@ -190,7 +190,7 @@ fn failed(what: &'static str) -> impl Fn(NvmlError) -> GpusError {
     move |error| GpusError::Driver { what, reason: error.to_string() }
 }
 
-fn gpu(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError> {
+fn gpu(index: GpuIndex, device: &Device<'static>, pci: &str) -> Result<Gpu, NvmlError> {
     Ok(Gpu {
         index,
         uuid: device.uuid()?.as_str().into(),
@@ -202,18 +202,26 @@ fn gpu(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError
     })
 }
 
-/// Returns whether a GPU that answers can be granted.
-fn health(device: &Device<'_>) -> Health {
-    if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
-        return Health::InMigMode;
+fn is_in_mig_mode(device: &Device<'_>) -> bool {
+    device.mig_mode().is_ok_and(|mode| mode.current == 1)
+}
+
+/// Returns whether a GPU that answers can be granted. A pending reset concerns the instances of a GPU in MIG mode too.
+fn health(device: &Device<'static>) -> Health {
+    match (is_in_mig_mode(device), awaits_reset(device)) {
+        (false, false) => Health::Healthy,
+        (false, true) => Health::AwaitingReset,
+        (true, true) if sample::mig_devices(device).next().is_some() => Health::AwaitingReset,
+        // Without an instance nothing of the GPU is offered.
+        (true, _) => Health::InMigMode,
     }
+}
+
+/// Returns whether a reset must take memory of the GPU out of use.
+fn awaits_reset(device: &Device<'_>) -> bool {
     let fields = device.field_values_for(&[FieldId(sample::REMAPPING_PENDING)]).unwrap_or_default();
     let pending = fields.into_iter().flatten().filter_map(|field| sample::whole(field.value.ok()?));
-    let is_remapping_pending = pending.max() > Some(0);
-    if is_remapping_pending || device.are_pages_pending_retired().unwrap_or(false) {
-        return Health::AwaitingReset;
-    }
-    Health::Healthy
+    pending.max() > Some(0) || device.are_pages_pending_retired().unwrap_or(false)
 }
 
 /// Returns a MIG instance of a GPU, or `None` if the driver does not describe it.

@@ -164,7 +164,8 @@ impl Gpus for Simulated {
             .lines()
             .filter_map(|line| serde_json::from_str::<InstanceLine>(line).ok()?.of(&gpus))
             .collect();
-        for gpu in gpus.iter_mut().filter(|gpu| instances.iter().any(|part| part.gpu == gpu.index)) {
+        let has_instances = |gpu: &&mut Gpu| instances.iter().any(|part| part.gpu == gpu.index);
+        for gpu in gpus.iter_mut().filter(has_instances).filter(|gpu| gpu.health != Health::AwaitingReset) {
             gpu.health = Health::InMigMode;
         }
         Ok(DiscoveredGpus { gpus, topology, instances, pci, driver: None })

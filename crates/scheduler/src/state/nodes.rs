@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use tessera_core::cluster_view::PlacedPod;
 use tessera_core::constraint::NodeConstraints;
+use tessera_core::gpu::Health;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::NodePosition;
 use tessera_core::natural::natural;
 use tessera_core::node::{self, NodeState};
 use tessera_core::quota::QuotaLabels;
 use tessera_core::taint::{Taint, TaintEffect, untolerated_soft};
-use tessera_core::units::NodeName;
+use tessera_core::units::{GpuIndex, NodeName};
 use tessera_wire::foreign::constraint;
+use tessera_wire::foreign::dialect::DialectSet;
 use tessera_wire::foreign::objects::{Node, PodSpec};
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
@@ -82,6 +84,7 @@ impl State {
         self.remove_entry(&name);
         match &entry.spec {
             Ok(spec) => {
+                self.record_uncordoned(&name, &spec.node);
                 let pods = self.placed_on(&name, spec);
                 self.view.set_node(node::Node::clone(&spec.node), labels, pods);
                 // The memory unit or the dialects may have changed while the GPUs are the same.
@@ -99,6 +102,18 @@ impl State {
             }
         }
         self.settle_claims_on(&name);
+    }
+
+    /// Records that pods of all dialects can use GPUs again which were cordoned before.
+    fn record_uncordoned(&mut self, name: &NodeName, node: &node::Node) {
+        let Some(before) = self.ledger().node(name) else { return };
+        let was_cordoned =
+            |gpu: &GpuIndex| before.node().gpu(*gpu).is_some_and(|gpu| gpu.health == Health::Cordoned);
+        let healthy = node.gpus().iter().filter(|gpu| gpu.health.is_healthy());
+        let back: GpuSet = healthy.map(|gpu| gpu.index).filter(was_cordoned).collect();
+        if !back.is_empty() {
+            self.releases.record(self.event_time, name.clone(), back, DialectSet::default());
+        }
     }
 
     /// Reads the GPU pods of a node again, because its GPUs or its memory unit have changed.

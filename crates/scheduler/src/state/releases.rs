@@ -3,7 +3,8 @@
 //! While a pod holds a GPU, the agent reports the devices of other dialects for this GPU as unhealthy. When the pod
 //! ends, the agent and this scheduler learn of it at the same time. A pod of another dialect that is bound at once can
 //! reach the kubelet before the agent's new list of devices, and the kubelet rejects it for lack of devices. So its
-//! Binding waits for a moment. Its GPUs are booked meanwhile, and kube-scheduler goes on with other pods.
+//! Binding waits for a moment. Its GPUs are booked meanwhile, and kube-scheduler goes on with other pods. The same
+//! holds for a GPU that is uncordoned, whose devices come back in all dialects.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(super) struct Releases(VecDeque<Release>);
 struct Release {
     node: NodeName,
     gpus: GpuSet,
-    /// Dialects of the pod that ended.
+    /// Dialects of the pod that ended, whose devices were never withdrawn. Empty if the GPUs were uncordoned.
     dialects: DialectSet,
     settled_at: Duration,
 }

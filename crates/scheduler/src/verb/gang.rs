@@ -15,7 +15,7 @@ use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::gang::{self, GangKey, GangProgress};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
-use tessera_wire::tessera::preferences::BadPreference;
+use tessera_wire::tessera::preferences::{BadPreference, BadPreferences};
 
 use super::filter::FilterVerdicts;
 use super::sample::MIN_SAMPLE;
@@ -117,7 +117,7 @@ impl State {
         now: Timestamp,
     ) -> Result<MemberVerdict<'n>, BadPodObject> {
         let membership =
-            gang::membership(pod).map_err(|bad| BadPodObject::Preference(BadPreference::Gang(bad)))?;
+            gang::membership(pod).map_err(|bad| BadPreferences(vec![BadPreference::Gang(bad)]))?;
         // The pod's own errors are reported before those of its gang.
         let parsed = ParsedPod::of(self, pod)?;
         let Some(membership) = membership.filter(|_| parsed.wants_gpu()) else {

@@ -104,6 +104,29 @@ fn a_gpu_that_changes_dialect_is_bound_a_moment_after_its_release() {
     assert_eq!(order(&mut state, &share("fourth", 60), 41).not_before, None, "a second later");
 }
 
+/// The agent withdraws the devices of a cordoned GPU from all dialects.
+#[test]
+fn a_gpu_is_bound_a_moment_after_it_is_uncordoned() {
+    let mut state = state(&[]);
+    let mut cordoned = node("n", 2, "GiB");
+    cordoned["metadata"]["annotations"]["tessera.dev/gpu-cordon"] = "GPU-n-0".into();
+    state.set_event_time(at(10));
+    set_node(&mut state, &cordoned);
+    let order = |state: &mut State, name: &str, now| {
+        let pod = whole(name, 1);
+        set_pod(state, &pod);
+        match state.begin_bind(&bind_args(&pod, "n"), at(now)).unwrap() {
+            BindStep::Send(order) => order,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(order(&mut state, "first", 10).not_before, None, "the other GPU");
+    cordoned["metadata"]["annotations"].as_object_mut().unwrap().remove("tessera.dev/gpu-cordon");
+    state.set_event_time(at(20));
+    set_node(&mut state, &cordoned);
+    assert_eq!(order(&mut state, "second", 20).not_before, Some(at(21).steady));
+}
+
 /// The watch has shown the pods, so they are not read again when they are bound.
 #[test]
 fn pods_of_other_schedulers_are_not_bound() {

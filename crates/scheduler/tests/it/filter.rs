@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use tessera_scheduler::dashboard::view::{ListQuery, nodes};
-use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, WatchEvent};
+use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, State, StateEvent, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::tessera::explanation::{Explainer, PodExplanation};
+use tessera_wire::tessera::static_table;
 
 use crate::fixtures::*;
 
@@ -301,6 +302,15 @@ fn annotations_that_cannot_be_followed_reject_pods_of_every_dialect() {
     }
 }
 
+#[test]
+fn a_pod_that_waits_learns_of_all_its_bad_annotations() {
+    let state = state(&[node("n", 2, "GiB")]);
+    let bad = [("tessera.dev/policy", "dynamic"), ("tessera.dev/traffic", "much")];
+    let answer = filter(&state, &annotated(whole("p", 1), &bad), &["n"]);
+    let said = &answer.failed_and_unresolvable_nodes["n"];
+    assert!(bad.iter().all(|(key, _)| said.contains(&format!("{key}: "))), "{said}");
+}
+
 /// A GPU that was cordoned after filter gets no pod by bind. A pod that is bound already keeps its GPU.
 #[test]
 fn a_cordon_between_filter_and_bind_counts() {
@@ -347,4 +357,32 @@ fn a_gpu_gets_no_more_pods_than_it_has_slots() {
     assert!(refused.contains(reason), "{refused}");
     // Other dialects have devices of their own.
     assert_eq!(filter(&cluster, &share("other", 2), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+/// With `--static-strict` a pod gets only sets of the table and parts of them, also after the table has changed.
+#[test]
+fn a_strict_table_refuses_sets_that_it_does_not_list() {
+    for static_strict in [true, false] {
+        let settings = SchedulerSettings {
+            policy: DefaultPolicy("static".parse().unwrap()),
+            static_strict,
+            ..SchedulerSettings::default()
+        };
+        let mut state = State::new(settings);
+        let mut typed = node("n", 4, "GiB");
+        typed["metadata"]["annotations"]["NODE_TYPE"] = "hgx-4".into();
+        set_node(&mut state, &typed);
+        bind(&mut state, &whole("one", 1), "n");
+        let check = |state: &State, count: u64| {
+            let answer = filter(state, &whole("more", count), &["n"]);
+            let refused = static_strict.then(|| format!("no free set of {count} GPUs in the static table"));
+            assert_eq!(answer.failed_nodes.get("n"), refused.as_ref(), "{count} GPUs, {static_strict}");
+            assert_eq!(answer.node_names.unwrap_or_default().len(), usize::from(!static_strict));
+        };
+        // The shipped table has no set of three GPUs without GPU 0.
+        check(&state, 3);
+        let pairs = static_table::parse(r#"{"hgx-4": {"2": [[0, 1]]}}"#).unwrap();
+        state.handle(StateEvent::Table(pairs));
+        check(&state, 2);
+    }
 }

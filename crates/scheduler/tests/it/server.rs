@@ -208,9 +208,15 @@ async fn a_pod_is_filtered_scored_and_bound() {
         ),
         "{text}"
     );
+    let other = make(&api, &whole("other", 1));
+    assert_eq!(replica.bind(&other, "a").await, "");
     let (code, by_node) = replica.get("/metrics/nodes").await;
     assert_eq!(code, 200);
-    assert!(by_node.contains(r#"b_info{gpu_id="GPU-b-0",gpu_model="T4",namespace="team""#), "{by_node}");
+    for node in ["a", "b"] {
+        let series = format!(r#"{node}_info{{gpu_id="GPU-{node}-0",gpu_model="T4",namespace="team""#);
+        assert!(by_node.contains(&format!("# TYPE {node}_info gauge\n")), "{node}: {by_node}");
+        assert!(by_node.contains(&series), "{node}: {by_node}");
+    }
     assert_eq!(replica.get("/readyz").await.0, 200);
     assert_eq!(replica.get("/explain/team/nobody").await.0, 404);
     assert!(replica.get("/explain/team/late").await.1.contains("placed on node b"));

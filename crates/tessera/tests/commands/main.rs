@@ -10,6 +10,7 @@ mod help;
 mod migrate;
 mod mistakes;
 mod other_plugins;
+mod pending_reset;
 mod readme;
 #[path = "../book/section.rs"]
 mod section;

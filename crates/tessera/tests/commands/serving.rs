@@ -21,6 +21,11 @@ impl Drop for Running {
 /// Starts the program, waits for a line with `says` and the address in it, and returns the answer
 /// to a request for `path`.
 fn page(arguments: &[&str], says: &str, path: &str) -> String {
+    String::from_utf8(bytes(arguments, says, path)).unwrap()
+}
+
+/// Returns the answer of [`page`] as it was sent.
+fn bytes(arguments: &[&str], says: &str, path: &str) -> Vec<u8> {
     let child = command(arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut running = Running(child);
     // The test stops reading after that line, which must not disturb the program.
@@ -31,9 +36,24 @@ fn page(arguments: &[&str], says: &str, path: &str) -> String {
     assert!(!address.ends_with(":0"), "{line}");
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
     answer
+}
+
+#[test]
+fn an_agent_serves_its_cpu_profile_as_pprof_reads_it() {
+    let (kubeconfig, folder) = (kubeconfig_without_server(), tempfile::tempdir().unwrap());
+    let (kubeconfig, folder) = (kubeconfig.path().to_str().unwrap(), folder.path().to_str().unwrap());
+    let agent = ["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt", "--kubeconfig", kubeconfig];
+    let folders = ["--grants", folder, "--kubelet-root", folder];
+    let listen = ["--listen", "off", "--probes-listen", "off", "--pprof-address", "127.0.0.1:0"];
+    let agent = [&agent[..], &folders, &listen].concat();
+    let answer = bytes(&agent, "serving CPU profiles", "/debug/pprof/profile?seconds=1");
+    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+    let (head, body) = (String::from_utf8_lossy(&answer[..body]), &answer[body..]);
+    assert!(head.starts_with("HTTP/1.0 200 "), "{head}");
+    assert!(body.starts_with(&[0x1f, 0x8b]), "no gzip: {:?}", &body[..body.len().min(16)]);
 }
 
 #[test]

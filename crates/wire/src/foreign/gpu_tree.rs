@@ -119,6 +119,63 @@ mod tests {
     use tessera_core::units::{MilliCpu, Percent};
 
     use super::*;
+    use crate::foreign::smi_matrix;
+
+    /// Seven GPUs below two switches of one host bridge, with a network interface at the second switch.
+    const WITH_INTERFACE: &str = "\
+\tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tmlx5_1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tPIX\tPIX\tPHB\tPHB\tPHB\tPHB\tPHB\t0-15\t0
+GPU1\tPIX\t X \tPIX\tPHB\tPHB\tPHB\tPHB\tPHB\t0-15\t0
+GPU2\tPIX\tPIX\t X \tPHB\tPHB\tPHB\tPHB\tPHB\t0-15\t0
+GPU3\tPHB\tPHB\tPHB\t X \tPIX\tPIX\tPIX\tPIX\t0-15\t0
+GPU4\tPHB\tPHB\tPHB\tPIX\t X \tPIX\tPIX\tPIX\t0-15\t0
+GPU5\tPHB\tPHB\tPHB\tPIX\tPIX\t X \tPIX\tPIX\t0-15\t0
+GPU6\tPHB\tPHB\tPHB\tPIX\tPIX\tPIX\t X \tPIX\t0-15\t0
+mlx5_1\tPHB\tPHB\tPHB\tPIX\tPIX\tPIX\tPIX\t X \t\t
+
+Legend:
+
+  X    = Self
+";
+
+    #[test]
+    fn a_network_interface_is_no_gpu_of_the_tree() {
+        let matrix = smi_matrix::parse(WITH_INTERFACE).unwrap();
+        assert_eq!(matrix.cpu_affinity, vec![Some("0-15".to_owned()); 7]);
+        assert_eq!(matrix.topology.numa(GpuIndex(6)), Some(0));
+        let link = |a, b| matrix.topology.link(GpuIndex(a), GpuIndex(b));
+        for (a, b) in GpuSet::first(7).pairs() {
+            let is_near = (a.0 < 3) == (b.0 < 3);
+            let level = if is_near { PcieLevel::SingleSwitch } else { PcieLevel::HostBridge };
+            assert_eq!(link(a.0, b.0), Link::pcie(level), "{a} and {b}");
+        }
+        let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "P40".into(), MiB(8));
+        let (gpus, topology) = ((0..7).map(gpu).collect(), matrix.topology);
+        let node = Node::new("n".into(), gpus, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
+        let text = print(&NodeState::empty(Arc::new(node)), &[]);
+        let name = |line: &str| match line.split_once(" (") {
+            Some((name, rest)) => {
+                let rest = rest.strip_prefix("aval: ").and_then(|rest| rest.split(',').next());
+                rest.map_or_else(|| name.to_owned(), |idle| format!("{name}:{idle}"))
+            }
+            None => line.to_owned(),
+        };
+        let lines: Vec<String> = text.lines().map(name).collect();
+        let expected = [
+            "ROOT:7",
+            "|---PHB:7",
+            "|   |---PIX:3",
+            "|   |   |---GPU0",
+            "|   |   |---GPU1",
+            "|   |   |---GPU2",
+            "|   |---PIX:4",
+            "|   |   |---GPU3",
+            "|   |   |---GPU4",
+            "|   |   |---GPU5",
+            "|   |   |---GPU6",
+        ];
+        assert_eq!(lines, expected);
+    }
 
     #[test]
     fn prints_groups_by_level_and_free_gpus() {

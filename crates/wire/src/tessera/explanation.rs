@@ -54,6 +54,10 @@ pub struct PodExplanation {
     /// Constraints of the pod that only kube-scheduler checks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unchecked: Vec<String>,
+    /// A rule of the scheduler that the source of this explanation does not know, so that it can refuse nodes which
+    /// would do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown_rule: Option<String>,
     /// Requested GPU resources that no node of the cluster offers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
@@ -198,10 +202,10 @@ impl PodExplanation {
         })
     }
 
-    /// Returns whether only kube-scheduler can tell if the pod fits on the nodes whose GPUs would do.
+    /// Returns whether only kube-scheduler or the scheduler can tell if the pod fits on the nodes whose GPUs would do.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
-        self.waits || !self.unchecked.is_empty()
+        self.waits || !self.unchecked.is_empty() || self.unknown_rule.is_some()
     }
 
     /// Returns whether the nodes that would do have ranks.

@@ -141,6 +141,13 @@ pub fn parse(
     }
 }
 
+/// Returns the error of each grant annotation of a pod that cannot be parsed, whether it is used or not.
+#[must_use]
+pub fn errors(spec: &PodSpec, annotations: &Annotations, node: &Node) -> Vec<BadGrant> {
+    let own = annotations.get(KEY).and_then(|json| parse_json(json, spec, node).err());
+    own.into_iter().chain(dialects::errors(annotations)).collect()
+}
+
 /// Parses the grants in a pod's annotations and returns them only if they are complete.
 ///
 /// Complete grants give every container the number of GPUs it requests, or spread its memory over

@@ -12,7 +12,7 @@ use crate::foreign::objects::{Pod, PodSpec};
 use crate::foreign::pod_spec::BadPod;
 use crate::tessera::gpu_wishes::GpuWishes;
 use crate::tessera::memory_limit;
-use crate::tessera::preferences::{self, BadPreference};
+use crate::tessera::preferences::{self, BadPreferences};
 
 /// Determines the placement policy of a pod.
 pub trait PolicyResolver {
@@ -50,9 +50,9 @@ pub enum BadPodObject {
     /// The request is invalid.
     #[error(transparent)]
     Pod(#[from] BadPod),
-    /// The preferences are invalid.
+    /// Preferences are invalid.
     #[error(transparent)]
-    Preference(#[from] BadPreference),
+    Preferences(#[from] BadPreferences),
     /// A container requests more memory than it may use.
     #[error(
         "container {container} requests {requested} of a GPU, and {} allows it only {limit}; write at least \
@@ -77,7 +77,7 @@ impl<'a> ParsedPod<'a> {
         spec: &PodSpec,
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self, BadPodObject> {
-        let preferences = preferences::parse(annotations)?;
+        let preferences = preferences::parse_all(annotations)?;
         let GpuWishes { mut selection, node_policy, gpu_policy } = preferences.wishes;
         let claims = spec.claims(MemoryUnit::GiB)?;
         selection.needs_slot = claims

@@ -1,6 +1,8 @@
 //! Pod annotations with placement preferences.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::{self, Display, Formatter};
 
 use tessera_core::placement::{Policy, UnknownPolicy};
 use tessera_core::request::LinkSensitivity;
@@ -50,6 +52,18 @@ pub enum BadPreference {
     Gang(#[from] BadGang),
 }
 
+/// All annotations of a pod that cannot be parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPreferences(pub Vec<BadPreference>);
+
+impl Display for BadPreferences {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    }
+}
+
+impl Error for BadPreferences {}
+
 /// The placement preferences of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Preferences {
@@ -72,6 +86,11 @@ pub fn parse(annotations: &BTreeMap<String, String>) -> Result<Preferences, BadP
     gang::check(annotations)?;
     let memory_limit = memory_limit::parse(annotations)?;
     Ok(Preferences { policy, link_sensitivity, wishes: gpu_wishes::parse(annotations)?, memory_limit })
+}
+
+/// Parses a pod's annotations, and names all that cannot be parsed.
+pub fn parse_all(annotations: &BTreeMap<String, String>) -> Result<Preferences, BadPreferences> {
+    parse(annotations).map_err(|_| BadPreferences(errors(annotations)))
 }
 
 /// Returns the error of each annotation that cannot be parsed.

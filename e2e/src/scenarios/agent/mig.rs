@@ -97,9 +97,11 @@ fn found_by_nvml(harness: &Harness) -> Result<()> {
         ensure!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         Ok(text)
     };
-    let text = inventory("SIMULATED_PENDING_RESET", "1")?;
     let line = "NVIDIA Simulated, 81920 MiB, /dev/nvidia0, PCI , NUMA node unknown, awaiting a reset for retired memory";
-    ensure!(text.contains(line), "{line:?} is missing in:\n{text}");
+    for kind in ["pages", "rows"] {
+        let text = inventory("SIMULATED_PENDING_RESET", kind)?;
+        ensure!(text.contains(line), "{kind}: {line:?} is missing in:\n{text}");
+    }
     harness.note("retired memory that waits for a reset is found through NVML");
     let text = inventory("SIMULATED_MIG", "1g.10gb,2g.20gb")?;
     for line in [

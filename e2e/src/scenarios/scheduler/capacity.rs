@@ -36,6 +36,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let scheduling = Scheduling::start(&harness, stage.cluster.clone()).await?;
     let capacity = Capacity { stage, site: &scheduling.site };
     capacity.a_share_of_memory_takes_one_gpu().await?;
+    capacity.cordoned_gpus_are_not_allocatable().await?;
     capacity.restarts_change_nothing().await?;
     capacity.victims_are_found().await?;
     capacity.a_slow_agent_delays_pods().await?;
@@ -102,6 +103,22 @@ impl Capacity<'_> {
         self.wait_for([8, 0, 0, 0, 0], [0; 5], "8 GPUs are held").await?;
         self.stage.delete("eight").await?;
         self.wait_for(UNUSED, UNUSED, "all pods have ended").await?;
+        Ok(())
+    }
+
+    /// A pod that only fits with the cordoned GPUs waits for kube-scheduler, which counts what is allocatable.
+    async fn cordoned_gpus_are_not_allocatable(&self) -> Result<()> {
+        let node = &self.stage.node.name;
+        let cordon = format!("tessera.dev/gpu-cordon={},{}", self.stage.uuid(0), self.stage.uuid(1));
+        self.stage.cluster.kubectl(&["annotate", "node", node, &cordon]).await?;
+        let rest = [6, 6, 480, 600, 1920];
+        self.wait_for(rest, rest, "two GPUs are cordoned").await?;
+        self.site.make(&staying("too-many", &[("nvidia.com/gpu", "7")])).await?;
+        self.site.refused("too-many", "Insufficient nvidia.com/gpu").await?;
+        self.stage.cluster.kubectl(&["annotate", "node", node, "tessera.dev/gpu-cordon-"]).await?;
+        self.stage.cluster.wait_for_phase("too-many", "Running", SOON).await?;
+        self.stage.delete("too-many").await?;
+        self.wait_for(UNUSED, UNUSED, "no GPU is cordoned").await?;
         Ok(())
     }
 

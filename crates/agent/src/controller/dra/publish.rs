@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use tessera_core::gpu::{Gpu, Health};
 use tessera_node::dra::DeviceHealth;
 use tessera_wire::{
     foreign::dra::SliceSpec,
@@ -111,11 +112,17 @@ impl Agent {
     /// Returns the slice that this node should have.
     fn wanted_slice(&self) -> Option<SliceSpec> {
         let gpus = self.inventory.gpus()?;
+        let cordoned = self.cordoned();
+        let with_cordon = |gpu: &Gpu| {
+            let is_closed = gpu.health.is_healthy() && cordoned.contains(gpu.index);
+            Gpu { health: if is_closed { Health::Cordoned } else { gpu.health }, ..gpu.clone() }
+        };
+        let offered: Vec<Gpu> = gpus.node.gpus().iter().map(with_cordon).collect();
         let pci = |address: &String| GpuDetails { pci_address: address.clone(), ..GpuDetails::default() };
         let details: Vec<GpuDetails> = gpus.found.pci.iter().map(pci).collect();
         let node = NodeDevices {
             node: &self.settings.node.0,
-            gpus: gpus.node.gpus(),
+            gpus: &offered,
             topology: gpus.node.topology(),
             details: &details,
             driver_version: gpus.found.driver.as_deref(),

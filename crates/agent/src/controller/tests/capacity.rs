@@ -1,4 +1,4 @@
-//! Devices that are withdrawn because other dialects hold their GPUs.
+//! Devices that are withdrawn because other dialects hold their GPUs, or because the GPUs are cordoned.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -13,7 +13,10 @@ use tessera_core::{
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_wire::{
-    foreign::dialect::{Dialect, MemoryUnit, vcuda},
+    foreign::{
+        dialect::{Dialect, MemoryUnit, vcuda},
+        objects,
+    },
     kubelet::device_id::{DeviceIds, Resource},
 };
 
@@ -243,4 +246,74 @@ fn nothing_is_withdrawn_if_the_node_is_configured_so() {
     world.run(pod("m", "m", &[("main", memory(7))]), &[("main", &[1])]).unwrap();
     settle(&mut world);
     assert_eq!(unhealthy(&world), [0; 5]);
+}
+
+/// Reports the node with a cordon of these GPUs.
+fn cordon(world: &mut World, gpus: &[u8]) {
+    let uuids: Vec<String> = gpus.iter().map(|gpu| fixtures::uuid(*gpu)).collect();
+    let mut node = objects::Node::default();
+    if !uuids.is_empty() {
+        node.metadata.annotations = [("tessera.dev/gpu-cordon".to_owned(), uuids.join(","))].into();
+    }
+    world.event(Event::Node(Box::new(node)));
+}
+
+#[test]
+fn unused_devices_of_cordoned_gpus_are_withdrawn_until_the_cordon_ends() {
+    let mut world = World::new();
+    cordon(&mut world, &[1, 2]);
+    world.event(Event::Tick);
+    assert_eq!(unhealthy(&world), [0; 5], "short cordons cause no list of devices");
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [2, 2, 32, 200, 128]);
+    world.restart_agent();
+    cordon(&mut world, &[1, 2]);
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [2, 2, 32, 200, 128], "a new agent computes the same");
+    cordon(&mut world, &[2]);
+    assert_eq!(unhealthy(&world), [1, 1, 16, 100, 64], "the devices come back at once");
+    cordon(&mut world, &[]);
+    assert_eq!(unhealthy(&world), [0; 5]);
+}
+
+#[test]
+fn devices_in_use_on_cordoned_gpus_stay() {
+    let mut world = World::new();
+    world.run(pod("n", "n", &[("main", whole(1))]), &[("main", &[0])]).unwrap();
+    world.run(pod("v", "v", &[("main", share(40, 16))]), &[("main", &[1])]).unwrap();
+    cordon(&mut world, &[0, 1]);
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 2, 32, 160, 112], "the pods keep 1 GPU, and 40 % and 16 blocks");
+    world.check();
+    world.set_status("v", "Succeeded", true);
+    world.remove("v");
+    // The agent reads the kubelet's list again.
+    world.check();
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 2, 32, 200, 128], "what ends on a cordoned GPU is withdrawn too");
+}
+
+#[test]
+fn a_pod_that_was_bound_before_the_cordon_finds_its_devices() {
+    let mut world = World::new();
+    let bound = world.bind(pod("v", "v", &[("main", share(40, 16))]), &[("main", &[1])]);
+    cordon(&mut world, &[1]);
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 1, 16, 0, 0], "only the dialect of the pod has devices there");
+    world.admit(&bound).unwrap();
+    world.start("v").unwrap();
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 1, 16, 60, 48]);
+    world.check();
+}
+
+#[test]
+fn cordoned_gpus_are_withdrawn_also_if_held_ones_are_not() {
+    let mut world = World::new();
+    world.settings.withdraw_held = false;
+    world.restart_agent();
+    world.run(pod("m", "m", &[("main", memory(7))]), &[("main", &[1])]).unwrap();
+    cordon(&mut world, &[3]);
+    settle(&mut world);
+    assert_eq!(unhealthy(&world), [1, 1, 16, 100, 64]);
 }

@@ -244,6 +244,26 @@ fn whole_gpus_are_offered_where_the_api_server_drops_the_fields_of_shares() {
 }
 
 #[test]
+fn cordoned_gpus_are_tainted_and_stay_healthy() {
+    let mut world = ClaimWorld::new();
+    let mut node = Node::default();
+    node.metadata.uid = "node-uid".into();
+    let cordon = ("tessera.dev/gpu-cordon".to_owned(), found().gpus[1].uuid.to_string());
+    node.metadata.annotations = [cordon].into();
+    world.event(Event::Node(Box::new(node.clone())));
+    let taints = |world: &ClaimWorld| -> Vec<String> {
+        let devices = world.slice.as_ref().unwrap().devices.iter();
+        devices.flat_map(|device| device.taints.iter().map(|taint| taint.value.clone())).collect()
+    };
+    assert_eq!(taints(&world), ["cordoned"]);
+    assert_eq!(world.slice.as_ref().unwrap().devices[1].taints.len(), 1);
+    assert_eq!(world.health.last().unwrap()[1].problem, None, "containers on it run on");
+    node.metadata.annotations.clear();
+    world.event(Event::Node(Box::new(node)));
+    assert_eq!(taints(&world), [""; 0]);
+}
+
+#[test]
 fn broken_gpus_are_tainted_or_left_out_where_taints_are_dropped() {
     let broken = || {
         let gpu = Some(found().gpus[1].uuid.clone());

@@ -83,6 +83,18 @@ fn mixed_offers_a_resource_for_each_profile_beside_the_other_gpus() {
     world.event(Event::Gpus(Ok(two)));
     assert_eq!(healthy(&world.offers), all);
 
+    // Retired memory concerns all instances too, unless the agent ignores it.
+    let mut awaiting = with_instances(with_instances(found(), 1, &["1g.5gb"]), 2, &["1g.5gb"]);
+    awaiting.gpus[1].health = Health::AwaitingReset;
+    world.event(Event::Gpus(Ok(awaiting.clone())));
+    assert_eq!(healthy(&world.offers), [("nvidia.com/mig-1g.5gb", vec!["MIG-2-0"])]);
+    assert!(warned(&world, "is not offered until it is reset"), "{:?}", world.warnings);
+    world.settings.ignore_pending_reset = true;
+    world.restart_agent();
+    world.event(Event::Gpus(Ok(awaiting)));
+    assert_eq!(healthy(&world.offers), [("nvidia.com/mig-1g.5gb", vec!["MIG-1-0", "MIG-2-0"])]);
+    assert_eq!(world.unhealthy[&Resource::NvidiaGpu].len(), 2, "the GPUs themselves are not offered");
+
     world.event(Event::Gpus(Ok(with_instances(found(), 1, &[]))));
     assert_eq!(healthy(&world.offers), []);
     assert!(warned(&world, "has no instance to offer"), "{:?}", world.warnings);
@@ -131,6 +143,14 @@ fn single_offers_equal_instances_as_gpus() {
 
     let gpu = Some(fixtures::uuid(1).as_str().into());
     world.event(Event::Incident(Incident { gpu, kind: IncidentKind::Xid(79) }));
+    assert_eq!(world.unhealthy[&Resource::NvidiaGpu].len(), 2, "both instances of the GPU");
+
+    // Instances of a GPU that awaits a reset are in the place of their GPU like the others.
+    let mut awaiting = all.clone();
+    awaiting.gpus[2].health = Health::AwaitingReset;
+    world.restart_agent();
+    world.event(Event::Gpus(Ok(awaiting)));
+    assert_eq!(world.agent.view().inventory.unwrap().gpus[4].health, Health::AwaitingReset);
     assert_eq!(world.unhealthy[&Resource::NvidiaGpu].len(), 2, "both instances of the GPU");
 
     // Instances that differ are offered neither as GPUs nor otherwise.

@@ -125,15 +125,45 @@ fn every_annotation_that_cannot_be_understood_is_reported_once() {
         ("tessera.dev/policy", "dynamic"),
         ("tessera.dev/traffic", "much"),
         ("tessera.dev/isolation", "no"),
+        ("ALIYUN_COM_GPU_ASSIGNED", "yes"),
+        ("ALIYUN_COM_GPU_ASSUME_TIME", "now"),
+        ("ALIYUN_COM_GPU_GROUP", "0;1"),
+        ("ALIYUN_COM_GPU_MEM_ASSIGNED", "1"),
+        ("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "2026-11-19"),
+        ("ALIYUN_COM_GPU_MEM_DEV", "16GiB"),
         ("ALIYUN_COM_GPU_MEM_IDX", "first"),
+        ("ALIYUN_COM_GPU_MEM_POD", "-4"),
+        ("scheduler.framework.gpushare.allocation", "[]"),
+        ("tencent.com/gpu-assigned", "maybe"),
+        ("tencent.com/predicate-gpu-idx-0", "a"),
+        ("tencent.com/predicate-gpu-idx-1", "b"),
+        ("tencent.com/predicate-gpu-idx-main", "0"),
+        ("tencent.com/predicate-time", "late"),
     ] {
         odd.metadata.annotations.insert(key.into(), value.into());
     }
     world.run(odd.clone(), &[]).unwrap();
     world.event(Event::PodApplied(Box::new(odd)));
     let keys: Vec<&str> = world.events.iter().filter_map(|(_, text)| Some(text.split_once(':')?.0)).collect();
-    let expected =
-        ["tessera.dev/policy", "tessera.dev/traffic", "tessera.dev/isolation", "ALIYUN_COM_GPU_MEM_IDX"];
+    let expected = [
+        "tessera.dev/policy",
+        "tessera.dev/traffic",
+        "tessera.dev/isolation",
+        "ALIYUN_COM_GPU_ASSIGNED",
+        "ALIYUN_COM_GPU_ASSUME_TIME",
+        "ALIYUN_COM_GPU_GROUP",
+        "ALIYUN_COM_GPU_MEM_ASSIGNED",
+        "ALIYUN_COM_GPU_MEM_ASSUME_TIME",
+        "ALIYUN_COM_GPU_MEM_DEV",
+        "ALIYUN_COM_GPU_MEM_IDX",
+        "ALIYUN_COM_GPU_MEM_POD",
+        "scheduler.framework.gpushare.allocation",
+        "tencent.com/gpu-assigned",
+        "tencent.com/predicate-gpu-idx-0",
+        "tencent.com/predicate-gpu-idx-1",
+        "tencent.com/predicate-gpu-idx-main",
+        "tencent.com/predicate-time",
+    ];
     assert_eq!(keys, expected);
     assert!(
         world.events.iter().all(|(reason, _)| *reason == "AnnotationNotUnderstood"),

@@ -59,9 +59,13 @@ pub trait ClusterFacts: PolicyResolver {
         Vec::new()
     }
     /// Returns whether the policy of this source ranks nodes as the scheduler does. Only the scheduler knows the forecast
-    /// of policy `tessera`, which counts pods that have ended, and the table of policy `static`.
+    /// of policy `tessera`, which counts pods that have ended, and a table of policy `static` that comes from a file.
     fn knows_ranks(&self, _policy: &Policy) -> bool {
         true
+    }
+    /// Returns the rule by which the scheduler can refuse nodes for a pod of this policy, if this source does not know it.
+    fn unknown_rule(&self, _policy: &Policy) -> Option<&'static str> {
+        None
     }
     /// Returns how many MIG instances of this resource the pods of a node hold.
     fn held_instances(&self, node: &NodeName, resource: &str) -> u64;
@@ -190,6 +194,10 @@ impl<'a> Explainer<'a> {
             gang: facts.gang_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
             reservation: facts.reservation_report(&PodUid(pod.metadata.uid.clone())).filter(|_| waits),
             unchecked: if placed_on.is_none() { unchecked.collect() } else { Vec::new() },
+            unknown_rule: facts
+                .unknown_rule(&parsed.policy)
+                .filter(|_| placed_on.is_none() && pod.spec.asks_for_gpus())
+                .map(str::to_owned),
             unserved: unserved(facts, &pod.spec),
             policy: parsed.policy.to_string(),
             placed_on,
@@ -223,7 +231,7 @@ impl<'a> Explainer<'a> {
     /// Adds the verdict of one node.
     pub fn judge(&mut self, facts: &impl ClusterFacts, name: &NodeName) {
         let (mut view, score) = self.verdict(facts, name);
-        view.fits = view.would_do && self.is_hypothetical && self.explanation.unchecked.is_empty();
+        view.fits = view.would_do && self.is_hypothetical && !self.explanation.is_undecided();
         if let Some(score) = score {
             self.scores.push((score, self.explanation.nodes.len()));
         }
@@ -377,6 +385,9 @@ impl<'a> Explainer<'a> {
         explanation.summary = match (&explanation.placed_on, explanation.waits) {
             (Some(node), _) => format!("placed on node {node}"),
             (None, true) => format!("waits; the GPUs of {would_do} of {nodes} would do"),
+            (None, false) if explanation.unknown_rule.is_some() => {
+                format!("the GPUs of {would_do} of {nodes} would do; the scheduler checks more")
+            }
             (None, false) if explanation.is_undecided() => {
                 format!("the GPUs of {would_do} of {nodes} would do; kube-scheduler checks more")
             }

@@ -167,6 +167,34 @@ fn indexes(annotations: &Annotations, key: &str) -> Result<Option<Vec<GpuIndex>>
     parsed.map(Some).map_err(bad)
 }
 
+/// Returns the error of each key whose value cannot be parsed, also of keys that only other tools read.
+pub(super) fn errors(annotations: &Annotations) -> Vec<BadGrant> {
+    annotations.iter().filter_map(|(key, value)| check(annotations, key, value).err()).collect()
+}
+
+fn check(annotations: &Annotations, key: &str, value: &str) -> Result<(), BadGrant> {
+    let expect = |is_valid: bool, expected| match is_valid {
+        true => Ok(()),
+        false => Err(BadGrant::Dialect { key: key.to_owned(), found: value.to_owned(), expected }),
+    };
+    match key {
+        GROUP | MEMORY_INDEX => indexes(annotations, key).map(drop),
+        MEMORY_ALLOCATION => allocation(annotations).map(drop),
+        MEMORY_GPU | MEMORY_POD => expect(value.parse::<u64>().is_ok(), "memory units such as 8"),
+        GROUP_TIME | MEMORY_TIME | CORE_TIME => {
+            expect(value.parse::<u128>().is_ok(), "nanoseconds since 1970")
+        }
+        GROUP_ASSIGNED | MEMORY_ASSIGNED | CORE_ASSIGNED => {
+            expect(["true", "false"].contains(&value), "true or false")
+        }
+        _ => match key.strip_prefix(CORE_INDEX) {
+            Some(position) if position.parse::<usize>().is_ok() => indexes(annotations, key).map(drop),
+            Some(_) => expect(false, "a key that ends with the position of a container, such as 0"),
+            None => Ok(()),
+        },
+    }
+}
+
 /// Memory units by container position and GPU index.
 type Allocation = BTreeMap<usize, BTreeMap<u8, u64>>;
 

@@ -37,6 +37,7 @@ fn share(compute_percent: u32, memory: u64) -> Hold {
 fn check(spec: &PodSpec, grants: &[ContainerGrant], expected: &[(&str, &str)]) {
     let mut written = annotations(spec, grants, &node(), MemoryUnit::GiB, 17).unwrap();
     assert_eq!(parse(spec, &written, &node(), MemoryUnit::GiB).unwrap().as_deref(), Some(grants));
+    assert_eq!(errors(spec, &written, &node()).len(), 0, "{written:?}");
     let ours = written.remove(KEY).unwrap();
     assert!(ours.contains("\"uuid\":\"GPU-"), "{ours}");
     let expected: Annotations =
@@ -104,6 +105,33 @@ fn writes_and_parses_annotations_of_vcuda() {
             ("tencent.com/predicate-time", "17"),
         ],
     );
+}
+
+#[test]
+fn every_key_that_cannot_be_parsed_has_an_error() {
+    let spec = spec(&[("a", &[("aliyun.com/gpu-mem", "2")])]);
+    let bad = [
+        ("ALIYUN_COM_GPU_ASSIGNED", "yes"),
+        ("ALIYUN_COM_GPU_ASSUME_TIME", "now"),
+        ("ALIYUN_COM_GPU_GROUP", "0;1"),
+        ("ALIYUN_COM_GPU_MEM_ASSIGNED", ""),
+        ("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "-1"),
+        ("ALIYUN_COM_GPU_MEM_DEV", "16GiB"),
+        ("ALIYUN_COM_GPU_MEM_IDX", "first"),
+        ("ALIYUN_COM_GPU_MEM_POD", "2.5"),
+        ("scheduler.framework.gpushare.allocation", "{"),
+        ("tencent.com/gpu-assigned", "1"),
+        ("tencent.com/predicate-gpu-idx-0", "a"),
+        ("tencent.com/predicate-gpu-idx-1", "b"),
+        ("tencent.com/predicate-gpu-idx-a", "0"),
+        ("tencent.com/predicate-time", "late"),
+        ("tessera.dev/grant", "[]"),
+    ];
+    let annotations = bad.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let said: Vec<String> = errors(&spec, &annotations, &node()).iter().map(ToString::to_string).collect();
+    let mut keys: Vec<&str> = said.iter().filter_map(|text| Some(text.split_once(": ")?.0)).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, bad.map(|(key, _)| key), "{said:?}");
 }
 
 #[test]
