@@ -62,6 +62,7 @@ export default {
   "unchecked.volumes": "the nodes of its volumes",
   "unchecked.ports": "ports of the host that pods without GPUs use",
   "unchecked.claims": "the devices of its claims",
+  "unchecked.resources": "other resources that pods hold",
   "semicolon": "; ",
   "comma": ", ",
   "gang.progress": "gang {1}: {2} of {3} pods exist, {4} have nodes",

@@ -62,6 +62,7 @@ export default {
   "unchecked.volumes": "存储卷所在的节点",
   "unchecked.ports": "没有 GPU 的 Pod 占用的主机端口",
   "unchecked.claims": "ResourceClaim 的设备",
+  "unchecked.resources": "其他 Pod 占用的其他资源",
   "semicolon": "；",
   "comma": "、",
   "gang.progress": "Pod 组 {1}：{3} 个 Pod 中有 {2} 个已存在，{4} 个已有节点",

@@ -116,6 +116,7 @@ const REASONS = [
   [/^the nodes of its volumes$/, "unchecked.volumes"],
   [/^ports of the host that pods without GPUs use$/, "unchecked.ports"],
   [/^the devices of its claims$/, "unchecked.claims"],
+  [/^other resources that pods hold$/, "unchecked.resources"],
   // Parts of what is said of gangs, reservations and guarantees.
   [/^gang (.+): (\d+) of (\d+) pods exist, (\d+) have nodes$/, "gang.progress"],
   [/^its place is reserved on node (\S+)$/, "gang.reserved"],

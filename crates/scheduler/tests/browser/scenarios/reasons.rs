@@ -95,11 +95,12 @@ fn of_pods() -> Result<Vec<String>> {
         r#"{{"affinity":{{"podAffinity":{{"{required}":[{term}]}},"podAntiAffinity":{{"{required}":[{term}]}}}},
             "topologySpreadConstraints":[{{"whenUnsatisfiable":"DoNotSchedule"}}],
             "volumes":[{{"persistentVolumeClaim":{{}}}}],"resourceClaims":[{{"name":"gpu"}}],
-            "containers":[{{"name":"main","ports":[{{"hostPort":80}}]}}]}}"#
+            "containers":[{{"name":"main","ports":[{{"hostPort":80}}],
+              "resources":{{"limits":{{"rdma/hca":"1"}}}}}}]}}"#
     );
     let spec: PodSpec = serde_json::from_str(&spec)?;
     let mut all: Vec<String> = spec.unchecked_constraints().into_iter().map(str::to_owned).collect();
-    ensure!(all.len() == 6, "{all:?}");
+    ensure!(all.len() == 7, "{all:?}");
     all.push("required pod anti-affinity".to_owned());
     let gang =
         GangKey { namespace: "team".to_owned(), name: "train".to_owned(), origin: GangOrigin::Tessera };

@@ -149,6 +149,15 @@ impl Resources {
         let names = self.limits.keys().chain(self.requests.keys());
         names.map(String::as_str).filter(|name| name.contains('/'))
     }
+
+    /// Returns the amounts that count for scheduling: the requests, and the limits of resources that have no request,
+    /// like the API server's defaulting.
+    #[must_use]
+    pub fn effective_requests(&self) -> Amounts {
+        let mut amounts = self.limits.clone();
+        amounts.extend(self.requests.clone());
+        amounts
+    }
 }
 
 /// Observed state of a pod.
