@@ -151,9 +151,11 @@ pub(crate) fn affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Aff
     let preferred = [&node_affinity.preferred, &pod_affinity.preferred, &pod_anti_affinity.preferred];
     let has_preferred = preferred.iter().any(|terms| !terms.is_empty());
     let terms = node_affinity.required.map(|selector| selector.node_selector_terms.into_iter());
-    let all_excluded = pod_anti_affinity.required.len();
-    let excluded: Box<[PodTerm]> =
-        pod_anti_affinity.required.into_iter().filter_map(PodTermObject::read).collect();
+    // A term without a selector excludes no pod.
+    let terms_of_pods = pod_anti_affinity.required.into_iter().filter(|term| term.label_selector.is_some());
+    let terms_of_pods: Vec<PodTermObject> = terms_of_pods.collect();
+    let all_excluded = terms_of_pods.len();
+    let excluded: Box<[PodTerm]> = terms_of_pods.into_iter().filter_map(PodTermObject::read).collect();
     Ok(Affinity {
         has_preferred,
         node_terms: terms.map(|terms| terms.map(NodeTerm::from).collect()),
@@ -173,7 +175,6 @@ impl PodTermObject {
             None if self.namespaces.is_empty() => TermNamespaces::Own,
             None => TermNamespaces::Named(self.namespaces),
         };
-        // A term without a selector excludes no pod.
         let selector = self.label_selector.filter(|_| !has_keys)?.into();
         Some(PodTerm { selector, namespaces, topology_key: self.topology_key })
     }
@@ -231,23 +232,36 @@ fn effect(text: &str) -> Option<TaintEffect> {
     }
 }
 
-/// Deserializes the ports of a container into those of the host.
-pub(crate) fn host_ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<HostPort>, D::Error> {
+/// A port of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerPort {
+    /// The port of the host that the container uses, if it uses one.
+    pub host: HostPort,
+    /// True if the container uses a port of the host only because its pod uses the host's network.
+    pub is_of_host_network: bool,
+}
+
+/// Deserializes the ports of a container. A port without `hostPort` is one of the host if the pod uses the host's
+/// network: the API server writes the number of the container into `hostPort` then, and a manifest lacks it.
+pub(crate) fn ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ContainerPort>, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
     struct Port {
         host_port: Option<u32>,
+        container_port: Option<u32>,
         #[serde(deserialize_with = "null_as_default")]
         protocol: String,
         #[serde(rename = "hostIP", deserialize_with = "null_as_default")]
         host_ip: String,
     }
     let all: Vec<Port> = null_as_default(deserializer)?;
-    let read = |Port { host_port, protocol, host_ip }: Port| {
-        let port = host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0)?;
+    let read = |Port { host_port, container_port, protocol, host_ip }: Port| {
+        let host_port = host_port.filter(|port| *port > 0);
+        let port = u16::try_from(host_port.or(container_port)?).ok().filter(|port| *port > 0)?;
         let protocol = if protocol.is_empty() { "TCP".to_owned() } else { protocol };
         let address = Some(host_ip).filter(|address| !["", "0.0.0.0"].contains(&address.as_str()));
-        Some(HostPort { port, protocol, address })
+        let host = HostPort { port, protocol, address };
+        Some(ContainerPort { host, is_of_host_network: host_port.is_none() })
     };
     Ok(all.into_iter().filter_map(read).collect())
 }
@@ -354,9 +368,14 @@ impl PodSpec {
         namespace: &'a str,
         labels: &'a BTreeMap<String, String>,
     ) -> OtherPod<'a> {
-        let containers = self.containers_with_roles();
-        let ports = containers.flat_map(|(container, _)| &container.host_ports).collect();
-        OtherPod { namespace, labels, excluded: &self.affinity.excluded, ports }
+        OtherPod { namespace, labels, excluded: &self.affinity.excluded, ports: self.host_ports().collect() }
+    }
+
+    /// Returns the ports of the host that kube-scheduler counts: those of main containers and sidecars.
+    fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
+        let runs = self.containers_with_roles().filter(|(_, role)| *role != ContainerRole::Init);
+        let ports = runs.flat_map(|(container, _)| &container.ports);
+        ports.filter(|port| self.host_network || !port.is_of_host_network).map(|port| &port.host)
     }
 
     /// Returns the constraints of the pod that depend on other pods, volumes, ports or claims, and that only
@@ -373,7 +392,7 @@ impl PodSpec {
     /// none for it, and that only kube-scheduler checks.
     #[must_use]
     pub fn relations_to_others(&self) -> Vec<&'static str> {
-        let has_ports = self.containers_with_roles().any(|(container, _)| !container.host_ports.is_empty());
+        let has_ports = self.host_ports().next().is_some();
         let Affinity { requires_pods, excluded, excludes_more, .. } = &self.affinity;
         let all = [
             (*requires_pods, "required pod affinity"),

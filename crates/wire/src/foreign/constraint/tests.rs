@@ -91,11 +91,14 @@ fn keeps_only_the_verdict_of_the_scheduler() {
 /// A term that depends on labels of namespaces, or on labels of the pod that the API server copies, is not evaluated.
 #[test]
 fn reads_terms_of_anti_affinity() {
-    let check = |term: &str, expected: Option<TermNamespaces>| {
+    let read = |term: &str| -> PodSpec {
         let affinity = format!(
             r#"{{"affinity":{{"podAntiAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":[{{"topologyKey":"t"{term}}}]}}}}}}"#
         );
-        let spec: PodSpec = serde_json::from_str(&affinity).unwrap();
+        serde_json::from_str(&affinity).unwrap()
+    };
+    let check = |term: &str, expected: Option<TermNamespaces>| {
+        let spec = read(term);
         let namespaces = spec.affinity.excluded.first().map(|term| term.namespaces.clone());
         assert_eq!(namespaces, expected, "{term}");
         assert_eq!(spec.affinity.excludes_more, expected.is_none(), "{term}");
@@ -105,10 +108,15 @@ fn reads_terms_of_anti_affinity() {
             "{term}: only kube-scheduler knows pods without GPUs"
         );
     };
+    // A term without a selector excludes no pod, whatever else it has.
+    for term in ["", r#","namespaceSelector":{"matchLabels":{"team":"a"}}"#] {
+        let spec = read(term);
+        assert_eq!((spec.affinity.excluded.len(), spec.affinity.excludes_more), (0, false), "{term}");
+        assert!(spec.unchecked_constraints().is_empty(), "{term}");
+    }
     const SELECTOR: &str = r#","labelSelector":{"matchLabels":{"app":"a"}}"#;
     check(SELECTOR, Some(TermNamespaces::Own));
     check(r#","labelSelector":{}"#, Some(TermNamespaces::Own));
-    check("", None);
     let with = |more: &str| format!("{SELECTOR}{more}");
     check(&with(r#","namespaces":["b"]"#), Some(TermNamespaces::Named(vec!["b".to_owned()])));
     check(&with(r#","namespaceSelector":{}"#), Some(TermNamespaces::All));
@@ -129,6 +137,25 @@ fn reads_ports_of_the_host() {
     let read: Vec<_> =
         ports.iter().map(|port| (port.port, port.protocol.as_str(), port.address.as_deref())).collect();
     assert_eq!(read, [(80, "TCP", None), (53, "UDP", Some("10.0.0.1")), (82, "TCP", None)]);
+}
+
+/// kube-scheduler ignores the ports of init containers that end. With the host's network, every port is one of the host.
+#[test]
+fn counts_ports_of_the_host_like_kubernetes() {
+    let check = |spec: &str, expected: &[u16]| {
+        let spec: PodSpec = serde_json::from_str(spec).unwrap();
+        let labels = BTreeMap::new();
+        let ports: Vec<u16> = spec.as_other_pod("n", &labels).ports.iter().map(|port| port.port).collect();
+        assert_eq!(ports, expected, "{spec:?}");
+        assert_eq!(spec.unchecked_constraints().is_empty(), expected.is_empty(), "{spec:?}");
+    };
+    check(r#"{"initContainers":[{"name":"i","ports":[{"hostPort":80}]}]}"#, &[]);
+    check(r#"{"initContainers":[{"name":"i","restartPolicy":"Always","ports":[{"hostPort":80}]}]}"#, &[80]);
+    const PORTS: &str =
+        r#""containers":[{"name":"c","ports":[{"containerPort":81},{"containerPort":82,"hostPort":83}]}]"#;
+    check(&format!("{{{PORTS}}}"), &[83]);
+    check(&format!(r#"{{"hostNetwork":true,{PORTS}}}"#), &[81, 83]);
+    check(&format!(r#"{{"hostNetwork":null,{PORTS}}}"#), &[83]);
 }
 
 /// Containers that run at the same time add up, as for kube-scheduler.
