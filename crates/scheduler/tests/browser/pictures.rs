@@ -90,7 +90,15 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         ("waste-light", "#/waste", "light", "en", 1280, 800, "Wasted GPUs"),
         ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
         ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
-        ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "0/16 nodes are available"),
+        (
+            "pending-chinese-narrow",
+            "#/pod/team-lab/sweep-7",
+            "light",
+            "zh",
+            375,
+            812,
+            "0/16 nodes are available",
+        ),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
         browser.size(width, height).await?;

@@ -29,8 +29,7 @@ pub(super) async fn a_pod_with_the_gpus_of_a_claim_has_a_page(browser: &Browser)
     visit(browser, &cluster, "#/node/v1").await?;
     browser.until_text("claim team/half").await?;
     visit(browser, &cluster, "#/pod/team/user").await?;
-    for text in ["Where it is, and why", "they are the devices of claim half", "claim half", "GPU 3", "50%"]
-    {
+    for text in ["Where it is, and why", "they are the devices of claim half", "claim half", "GPU 3", "50%"] {
         browser.until_text(text).await?;
     }
     browser.until("document.querySelector('.explanation a').innerText === 'v1'").await
