@@ -34,7 +34,7 @@ pub(crate) struct NodeRow {
 pub(crate) struct GpuCell {
     pub(crate) used: MiB,
     pub(crate) total: MiB,
-    pub(crate) unhealthy: bool,
+    pub(crate) faulty: bool,
 }
 
 /// One pod on a node.
@@ -55,11 +55,7 @@ impl ShareTable {
             let gpus = state.node().gpus();
             let mut cells: Vec<GpuCell> = gpus
                 .iter()
-                .map(|gpu| GpuCell {
-                    used: MiB::ZERO,
-                    total: gpu.memory,
-                    unhealthy: !gpu.health.is_healthy(),
-                })
+                .map(|gpu| GpuCell { used: MiB::ZERO, total: gpu.memory, faulty: gpu.health.is_faulty() })
                 .collect();
             let held = |grant: &PodGrant| {
                 let mut held = vec![MiB::ZERO; gpus.len()];
@@ -137,7 +133,7 @@ impl ShareTable {
                 let cell = |gpu: &tessera_wire::foreign::inspect::ShareGpu| GpuCell {
                     used: mib(gpu.used),
                     total: mib(gpu.total),
-                    unhealthy: false,
+                    faulty: false,
                 };
                 NodeRow {
                     name: node.name.clone(),

@@ -352,7 +352,7 @@ mod tests {
         let expected: LeanPod = serde_json::from_str(&json).unwrap();
         let affinity = &expected.spec.affinity;
         assert!(affinity.has_preferred && affinity.excluded.len() == 1 && affinity.excludes_more);
-        assert_eq!(expected.spec.containers[0].host_ports.len(), 1);
+        assert_eq!(expected.spec.containers[0].ports.len(), 1);
         assert!(expected.spec.spreading.has_preferred && expected.spec.has_bound_volumes);
         let mut buffer = BytesMut::from(&frame("MODIFIED", "Pod", &pod())[..]);
         let line: serde_json::Value = serde_json::from_slice(&take_lines(&mut buffer).unwrap()).unwrap();

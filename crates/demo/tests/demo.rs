@@ -17,6 +17,7 @@ use tessera_cluster::node_agent::{NodeClient, WriteFailure};
 use tessera_demo::{DemoOptions, built_in_models, run};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::http::HttpClient;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 fn options() -> DemoOptions {
     DemoOptions {
@@ -55,7 +56,7 @@ async fn every_step_succeeds_and_all_grants_agree() {
 /// The pod rate follows the size of the cluster, so that steps find room in a small one.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_clusters_show_every_step_or_say_why_not() {
-    for nodes in [1, 2, 3] {
+    for nodes in [1, 2, 3, 7, 13] {
         let options = DemoOptions {
             nodes,
             pods_per_second: None,
@@ -80,7 +81,7 @@ async fn large_clusters_show_every_step() {
     for nodes in [21, 200] {
         let options = DemoOptions {
             nodes,
-            pods_per_second: Some(5.0),
+            pods_per_second: None,
             speed: 10.0,
             duration: Some(Duration::ZERO),
             ..options()
@@ -93,6 +94,27 @@ async fn large_clusters_show_every_step() {
         assert!(!said.contains("FAILED"), "{nodes} nodes: {said}");
         assert!(report.is_good(), "{nodes} nodes: {shown}");
         assert!(!report.steps.iter().any(|step| step.detail.starts_with("not shown")), "{shown}");
+    }
+}
+
+/// The stream of pods leaves room for the steps, in every round.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_succeed_again_and_again_beside_the_stream() {
+    let options = DemoOptions { nodes: 3, pods_per_second: None, speed: 5.0, duration: None, ..options() };
+    let (said, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let say = move |text: &str| said.send(text.to_owned()).unwrap_or_default();
+    let report = run(options, say, until_rounds(&mut seen, 5)).await.unwrap();
+    let shown = serde_json::to_string_pretty(&report).unwrap();
+    assert!(report.pods.created > 0 && report.is_good(), "{shown}");
+}
+
+/// Returns after this many rounds of the steps, none of which failed.
+async fn until_rounds(seen: &mut UnboundedReceiver<String>, rounds: usize) {
+    let mut ends = 0;
+    while ends < rounds {
+        let line = seen.recv().await.unwrap();
+        assert!(!line.contains("FAILED"), "{line}");
+        ends += usize::from(line.contains(" s  preemption "));
     }
 }
 
@@ -113,7 +135,7 @@ async fn steps_succeed_beside_pods_that_run_for_long() {
     };
     let (said, seen) = tokio::sync::mpsc::unbounded_channel();
     let until_rounds = async {
-        let mut seen: tokio::sync::mpsc::UnboundedReceiver<String> = seen;
+        let mut seen: UnboundedReceiver<String> = seen;
         let introduction = seen.recv().await.unwrap();
         assert!(introduction.contains("Press Ctrl-C"), "{introduction}");
         let limits = json!({ "tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "16" });
@@ -124,12 +146,7 @@ async fn steps_succeed_beside_pods_that_run_for_long() {
         std::fs::write(directory.path().join("pod.json"), pod.to_string()).unwrap();
         let file = directory.path().join("pod.json").display().to_string();
         kubectl(directory.path(), &format!("apply -f {file}")).await.unwrap();
-        let mut ends = 0;
-        while ends < ROUNDS {
-            let line = seen.recv().await.unwrap();
-            assert!(!line.contains("FAILED"), "{line}");
-            ends += usize::from(line.contains(" s  preemption "));
-        }
+        until_rounds(&mut seen, ROUNDS).await;
         let offered = "get node node-00 -o jsonpath={.status.allocatable.aliyun\\.com/gpu}";
         let offered: usize = kubectl(directory.path(), offered).await.unwrap().parse().unwrap();
         assert!(offered < 8, "the GPU of the long pod is withdrawn: {offered}");

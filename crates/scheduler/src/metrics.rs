@@ -318,8 +318,8 @@ fn pods_on_gpus(state: &State) -> PodGpuMap {
             insert(grant, &pod.namespace, &pod.name);
         }
     }
-    for (grant, namespace, pods) in state.claim_holders() {
-        pods.for_each(|pod| insert(grant, namespace, &pod.name));
+    for (grant, claim) in state.claim_holders() {
+        claim.consumer_pods().for_each(|pod| insert(grant, &claim.metadata.namespace, &pod.name));
     }
     pairs
 }

@@ -486,7 +486,7 @@ fn present<'a>(text: &str, families: &[&'a str]) -> Vec<&'a str> {
     families.iter().copied().filter(|family| text.contains(&format!("\n{family}{{"))).collect()
 }
 
-/// The scheduler grants nothing on a cordoned GPU, so the metrics do not show it as free.
+/// A cordoned GPU works. The scheduler grants nothing on it, so the metrics do not show it as free.
 #[test]
 fn a_cordoned_gpu_may_not_be_granted() {
     let mut stage = Stage::new(2);
@@ -499,12 +499,21 @@ fn a_cordoned_gpu_may_not_be_granted() {
             let line = text.lines().find(|line| line.starts_with(&begin)).unwrap_or_default();
             (line.contains("reason=\"cordoned\""), line.rsplit(' ').next().unwrap().to_owned())
         };
-        [value("tessera_gpu_healthy"), value("tessera_gpu_allocatable_ratio"), value("tessera_gpu_withdrawn")]
+        [
+            "tessera_gpu_healthy",
+            "tessera_gpu_allocatable_ratio",
+            "tessera_gpu_allocatable_compute_ratio",
+            "tessera_gpu_allocatable_memory_bytes",
+            "tessera_gpu_withdrawn",
+        ]
+        .map(value)
     };
-    let values = |all: [(bool, &str); 3]| all.map(|(is_reason, value)| (is_reason, value.to_owned()));
-    assert_eq!(series(&stage), values([(false, "1"), (false, "1"), (false, "")]));
+    let values = |all: [&str; 5]| all.map(|value| (value == "reason", value.replace("reason", "1")));
+    let [healthy, ratio, compute, memory, withdrawn] = series(&stage).map(|(_, value)| value);
+    assert_eq!([&*healthy, &ratio, &compute, &withdrawn], ["1", "1", "1", ""]);
+    assert!(memory.parse::<f64>().unwrap() > 0.0, "{memory}");
     stage.view.cordoned = vec![1];
-    assert_eq!(series(&stage), values([(false, "0"), (false, "0"), (true, "1")]));
+    assert_eq!(series(&stage), values(["1", "0", "0", "0", "reason"]));
 }
 
 /// Without the lists of the kubelet and of the API server, no grant is known, so nothing is free or overbooked.

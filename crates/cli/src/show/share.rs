@@ -80,7 +80,7 @@ fn lines(table: &ShareTable, columns: Columns, form: Form) -> [String; 2] {
         }
         for index in 0..form.gpus {
             let gpu = node.gpus.get(index).cloned().unwrap_or_default();
-            let broken = if columns.wide && gpu.unhealthy { "!" } else { "" };
+            let broken = if columns.wide && gpu.faulty { "!" } else { "" };
             let _ = write!(row, "{}/{}{broken}\t", units(gpu.used), units(gpu.total));
         }
         if any_pending {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::stage::{GPU, Stage};
+use crate::stage::{GPU, SHARE, Stage};
 use crate::states::{T4, node};
 
 fn annotation(stage: &Stage, key: &str) -> serde_json::Value {
@@ -25,6 +25,8 @@ fn a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid() {
     let wide = stage.text(GPU, &["-o", "wide"]);
     let row: Vec<&str> = wide.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..5], ["n", "3", "0", "1", "0"], "{wide}");
+    let shares = stage.text(SHARE, &["-o", "wide"]);
+    assert!(shares.contains("0/15") && !shares.contains('!'), "no GPU is broken: {shares}");
     let answer = stage.text(GPU, &["what-if", "nvidia.com/gpu=1"]);
     assert!(answer.contains("GPU 0"), "{answer}");
     assert_eq!(stage.run(GPU, &["what-if", "nvidia.com/gpu=2"]).status.code(), Some(1));
@@ -39,6 +41,23 @@ fn a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid() {
     assert!(annotation(&stage, "tessera.dev/gpu-cordon").is_null());
     assert_eq!(stage.text(GPU, &["uncordon", "n", "0"]), "node/n gpu/0 already uncordoned\n");
     assert!(stage.run(GPU, &["what-if", "nvidia.com/gpu=3"]).status.success());
+}
+
+/// A GPU that works gets no mark, also if it takes no pods.
+#[test]
+fn only_broken_gpus_are_marked() {
+    let mut node = node("n", "10.0.0.1", "GiB", &[T4, T4, T4]);
+    let inventory = &mut node["metadata"]["annotations"]["tessera.dev/inventory"];
+    let mut gpus: serde_json::Value = serde_json::from_str(inventory.as_str().unwrap()).unwrap();
+    gpus["gpus"][1]["unhealthy"] = true.into();
+    gpus["gpus"][2]["unhealthy"] = true.into();
+    gpus["gpus"][2]["reason"] = "mig-mode".into();
+    *inventory = gpus.to_string().into();
+    let stage = Stage::of(&[node], &[]);
+    stage.text(GPU, &["cordon", "n", "0"]);
+    let wide = stage.text(SHARE, &["-o", "wide"]);
+    let row: Vec<&str> = wide.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[2..5], ["0/15", "0/15!", "0/15"], "{wide}");
 }
 
 #[test]

@@ -289,6 +289,28 @@ fn other_pods_close_nodes_in_both_views() {
     }
 }
 
+/// What pods hold of a resource of another device plugin is known to kube-scheduler alone.
+#[test]
+fn resources_that_other_pods_may_hold_are_named() {
+    let mut node = node("n", "10.0.0.1", "GiB", &[T4, T4]);
+    node["status"]["allocatable"]["rdma/hca"] = "3".into();
+    let stage = Stage::of(&[node], &[]);
+    let asks = |name: &str, adapters: u32| {
+        let mut pod = pod("team", name, "", &[("nvidia.com/gpu", 1)], json!({}));
+        let limits = json!({ "rdma/hca": adapters.to_string() });
+        pod["spec"]["containers"][0]["resources"]["limits"]["rdma/hca"] = limits["rdma/hca"].clone();
+        let second = json!({ "name": "second", "resources": { "limits": limits } });
+        pod["spec"]["containers"].as_array_mut().unwrap().push(second);
+        stage.pod(&pod);
+        stage.text(GPU, &["explain", &format!("team/{name}")])
+    };
+    let text = asks("few", 1);
+    assert!(text.contains("only kube-scheduler checks: other resources that pods hold\n"), "{text}");
+    assert!(text.contains("the GPUs of 1 of 1 node would do"), "{text}");
+    let text = asks("many", 2);
+    assert!(text.contains("node offers 3 of rdma/hca, and the pod requests 4"), "{text}");
+}
+
 /// Invalid limits affect only the pods that they concern.
 #[test]
 fn invalid_limits_are_reported_for_affected_pods() {

@@ -339,6 +339,7 @@ pub(super) struct Container {
     restart_policy: String,
 }
 
+/// A port of a container. The API server fills in `hostPort` for pods that use the network of the host.
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerPort {

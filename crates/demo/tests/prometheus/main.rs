@@ -56,7 +56,7 @@ const NODE: &str = "node-00";
 
 /// Alerts that the demo cannot cause, with the reason. `promtool` evaluates them on series of the test of the agent.
 const NOT_IN_THE_DEMO: [(&str, &str); 3] = [
-    ("TesseraOverbooked", "the scheduler and the agents prevent it"),
+    ("TesseraOverbooked", "the scheduler and the agents prevent it, also for pods that name their node"),
     ("TesseraSourceMissing", "an agent of the demo serves its pages only when its sources have answered"),
     ("TesseraSchedulerDisconnected", "the API server runs in the same process and does not stop"),
 ];
@@ -310,6 +310,22 @@ async fn every_alert_and_panel_is_evaluated_on_the_demo() {
     })
     .await;
     until_data("TesseraExtenderErrors").await;
+    // A GPU that an administrator has cordoned works, so the dashboard does not count it as unhealthy.
+    let healthy = prometheus.query(&format!("tessera_gpu_healthy{{node=\"{NODE}\"}} == 1")).await;
+    let uuid = healthy.last().unwrap()["metric"]["uuid"].as_str().unwrap();
+    let patch = serde_json::json!({"metadata": {"annotations": {"tessera.dev/gpu-cordon": uuid}}});
+    let merge = [("content-type", "application/merge-patch+json")];
+    let (status, answer) =
+        client.send("PATCH", &format!("/api/v1/nodes/{NODE}"), &merge, patch.to_string()).await.unwrap();
+    assert_eq!(status, 200, "{answer}");
+    let cordoned = format!("tessera_gpu_withdrawn{{uuid=\"{uuid}\",reason=\"cordoned\"}}");
+    prometheus.until_some(&format!("{cordoned} and on (uuid) tessera_gpu_healthy == 1")).await;
+    prometheus.until_some(&format!("{cordoned} and on (uuid) tessera_gpu_allocatable_ratio == 0")).await;
+    let (_, unhealthy) = queries().into_iter().find(|(panel, _)| panel == "Unhealthy").unwrap();
+    let broken = format!(
+        "count(tessera_gpu_withdrawn{{node=\"{NODE}\",reason!~\"cordoned|in MIG mode\"}}) or vector(0)"
+    );
+    prometheus.until_some(&format!("(({unhealthy}) == ({broken})) and on () {cordoned}")).await;
     // A GPU of the second node breaks and does not come back, and a process of no pod uses another one.
     append(&directory.join("1/gpus.events"), "0 xid 79");
     until_data("TesseraGpuUnhealthy").await;

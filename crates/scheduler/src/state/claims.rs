@@ -202,14 +202,33 @@ impl State {
         self.claims.names.get(holder).map(|(namespace, name)| (namespace.as_str(), name.as_str()))
     }
 
-    /// Returns what each claim holds, with the namespace of the claim and the pods for which it is reserved.
-    pub(crate) fn claim_holders(
+    /// Returns the claims that hold GPUs, with what they hold.
+    pub(crate) fn claim_holders(&self) -> impl Iterator<Item = (&PodGrant, &ResourceClaim)> {
+        self.claims
+            .names
+            .iter()
+            .filter_map(|(holder, key)| Some((self.ledger().grant(holder)?, self.claims.known.get(key)?)))
+    }
+
+    /// Returns the UID of a pod on a node that uses claims, and the names of these claims with what they hold, sorted by
+    /// name. Returns `None` if no claim is reserved for a pod of this name.
+    pub(crate) fn claims_of_placed(
         &self,
-    ) -> impl Iterator<Item = (&PodGrant, &str, impl Iterator<Item = &Consumer>)> {
-        self.claims.names.iter().filter_map(|(holder, key)| {
-            let grant = self.ledger().grant(holder)?;
-            Some((grant, key.0.as_str(), self.claims.known.get(key)?.consumer_pods()))
-        })
+        namespace: &str,
+        name: &str,
+    ) -> Option<(&str, Vec<(&str, &PodGrant)>)> {
+        let is_placed =
+            |user: &&Consumer| user.name == name && self.ledger().grant(&PodUid(user.uid.clone())).is_some();
+        let used = self.claim_holders().filter(|(_, claim)| claim.metadata.namespace == namespace);
+        let mut claims: Vec<(&str, &str, &PodGrant)> = used
+            .filter_map(|(grant, claim)| {
+                let user = claim.consumer_pods().find(is_placed)?;
+                Some((claim.metadata.name.as_str(), user.uid.as_str(), grant))
+            })
+            .collect();
+        claims.sort_by_key(|(claim, ..)| *claim);
+        let (_, uid, _) = *claims.first()?;
+        Some((uid, claims.into_iter().map(|(claim, _, grant)| (claim, grant)).collect()))
     }
 
     /// Returns whether the pod waits for GPUs of claims, as far as its claims are known.

@@ -201,7 +201,7 @@ impl State {
                 && self.gang_key_of(uid).is_none()
                 && self.ledger().grant(uid).is_none()
                 && self.ledger().place(uid).is_none()
-                && pod.spec.unchecked_constraints().is_empty()
+                && pod.spec.relations_to_others().is_empty()
         })
     }
 

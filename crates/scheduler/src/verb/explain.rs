@@ -34,14 +34,7 @@ pub fn explain(
 
 /// Explains a pod that uses the GPUs of claims.
 fn by_claims(state: &State, namespace: &str, name: &str) -> Option<PodExplanation> {
-    let is_on_node = |uid: &str| state.ledger().grant(&PodUid(uid.to_owned())).is_some();
-    let used = state.claim_holders().filter_map(|(grant, of, mut users)| {
-        let is_used = of == namespace && users.any(|user| user.name == name && is_on_node(&user.uid));
-        is_used.then_some(grant)
-    });
-    let mut claims: Vec<(&str, &PodGrant)> =
-        used.filter_map(|grant| Some((state.claim_name(&grant.pod)?.1, grant))).collect();
-    claims.sort_by_key(|(claim, _)| *claim);
+    let (_, claims) = state.claims_of_placed(namespace, name)?;
     PodExplanation::by_claims(namespace, name, &claims)
 }
 

@@ -1,7 +1,7 @@
 //! A test cluster: an API server in memory, the real scheduler over HTTP, and a loop that calls it
 //! as kube-scheduler does.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -145,6 +145,7 @@ impl Replica {
         let quota = r#"{"QuotaConfigMapName":"gpuquota","QuotaConfigMapNamespace":"kube-system","GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
         let settings = SchedulerSettings {
             quota: Some(tessera_wire::foreign::quota::parse_settings(quota)?),
+            dra: true,
             ..SchedulerSettings::default()
         };
         let client = tessera_cluster::connect_to(&api.url())?;
@@ -267,6 +268,27 @@ impl Cluster {
         Ok(Some(best.to_owned()))
     }
 
+    /// Creates a pod that fits nowhere and reports the reasons of the nodes on it, as kube-scheduler does.
+    pub(crate) async fn make_waiting(&self, pod: &Value) -> Result<()> {
+        let made = self.make(pod)?;
+        let nodes = self.api.list("/api/v1/nodes");
+        let names: Vec<&Value> = nodes.iter().map(|node| &node["metadata"]["name"]).collect();
+        let filtered = self.post("/scheduler/filter", &json!({"Pod": made, "NodeNames": names})).await?;
+        let reasons = ["FailedNodes", "FailedAndUnresolvableNodes"].into_iter();
+        let reasons = reasons.filter_map(|part| filtered[part].as_object()).flat_map(|part| part.values());
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        reasons.filter_map(Value::as_str).for_each(|reason| *counts.entry(reason).or_default() += 1);
+        let counts: Vec<String> = counts.iter().map(|(reason, nodes)| format!("{nodes} {reason}")).collect();
+        let message = format!("0/{} nodes are available: {}.", names.len(), counts.join(", "));
+        let metadata = &made["metadata"];
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": message, "lastTransitionTime": metadata["creationTimestamp"]});
+        let name = |key: &str| metadata[key].as_str().unwrap_or_default();
+        let path = format!("/api/v1/namespaces/{}/pods/{}/status", name("namespace"), name("name"));
+        let status = json!({"status": {"phase": "Pending", "conditions": [condition]}});
+        self::made(self.api.patch(&path, &status)).map(drop)
+    }
+
     /// Binds a pod to a node.
     pub(crate) async fn bind(&self, pod: &Value, node: &str) -> Result<()> {
         let metadata = &pod["metadata"];
@@ -346,7 +368,7 @@ impl Cluster {
     }
 }
 
-fn made(outcome: Result<Value, Value>) -> Result<Value> {
+pub(crate) fn made(outcome: Result<Value, Value>) -> Result<Value> {
     outcome.map_err(|problem| anyhow::anyhow!("{problem}"))
 }
 

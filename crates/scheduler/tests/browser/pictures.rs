@@ -37,14 +37,14 @@ pub(crate) async fn sample() -> Result<Cluster> {
         ("t4", "inference", "reranker", memory(6), 6),
         ("t4", "team-lab", "course", share(30, 4_096), 7),
         ("t4", "inference", "translate", share(40, 6_144), 8),
-        ("", "research", "llama-finetune", whole(16), 1),
     ];
     for (prefix, namespace, name, limits, count) in jobs {
         for number in 0..count {
             cluster.run_among(prefix, &pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
         }
     }
-    cluster.run(&pod("team-lab", "sweep-7", share(60, 40_960))).await?;
+    cluster.make_waiting(&pod("research", "llama-finetune-0", whole(16))).await?;
+    cluster.make_waiting(&pod("team-lab", "sweep-7", share(60, 40_960))).await?;
     cluster.set_use(|pod| match pod["metadata"]["name"].as_str().unwrap_or_default() {
         name if name.starts_with("llama-pretrain") => Some(690.0),
         "detector-train-1" => Some(0.0),
@@ -90,7 +90,15 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         ("waste-light", "#/waste", "light", "en", 1280, 800, "Wasted GPUs"),
         ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
         ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
-        ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "等待原因"),
+        (
+            "pending-chinese-narrow",
+            "#/pod/team-lab/sweep-7",
+            "light",
+            "zh",
+            375,
+            812,
+            "0/16 nodes are available",
+        ),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
         browser.size(width, height).await?;

@@ -1,5 +1,6 @@
 //! The scenarios: what users do with the pages.
 
+mod claims;
 mod lists;
 mod reasons;
 
@@ -11,6 +12,7 @@ use tessera_sim::kube_scheduler::REPORTS;
 use tessera_sim::reviews::{KnownToken, ReviewServer};
 use tessera_wire::tessera::page_rights;
 
+use self::claims::a_pod_with_the_gpus_of_a_claim_has_a_page;
 use self::lists::{
     bars_and_tiles_are_aligned, lists_are_sorted_and_filtered, squares_of_the_map_have_labels,
     what_if_is_stored_in_the_address,
@@ -42,6 +44,7 @@ scenarios![
     instances_and_reservations_are_shown,
     the_four_questions_are_answered,
     a_placed_pod_says_why,
+    a_pod_with_the_gpus_of_a_claim_has_a_page,
     waste_is_sorted_and_filtered_by_the_address,
     what_if_explains_and_changes_nothing,
     what_if_is_stored_in_the_address,

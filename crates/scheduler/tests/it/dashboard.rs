@@ -451,13 +451,15 @@ fn claims_waste_what_their_pods_do_not_use() {
             .map(|pod| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}))
             .collect()
     };
+    let other = json!({"apiGroup": "example.com", "resource": "jobs", "name": "job", "uid": "uid-job"});
     for (gpu, (name, users)) in [
-        ("idle", &["a"][..]),
-        ("shared", &["b", "c"]),
-        ("one-of-two", &["d"]),
-        ("other-of-two", &["d"]),
-        ("silent", &["e"]),
-        ("unused", &[]),
+        ("idle", pods(&["a"])),
+        ("shared", pods(&["b", "c"])),
+        ("one-of-two", pods(&["d"])),
+        ("other-of-two", pods(&["d"])),
+        ("silent", pods(&["e"])),
+        ("unused", Vec::new()),
+        ("used-by-a-job", vec![other]),
     ]
     .into_iter()
     .enumerate()
@@ -467,7 +469,7 @@ fn claims_waste_what_their_pods_do_not_use() {
         let claim = json!({"metadata": {"name": name, "namespace": "team", "uid": format!("claim-{name}")},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "tessera",
                 "allocationMode": "ExactCount", "count": 1}}]}},
-            "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": pods(users)}});
+            "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": users}});
         state.handle(StateEvent::Claim(WatchEvent::Set(serde_json::from_value(claim).unwrap())));
     }
     let container = |name: &str, busy: f64| {
@@ -485,13 +487,59 @@ fn claims_waste_what_their_pods_do_not_use() {
         .iter()
         .map(|pod| json!([pod["name"], pod["isClaim"], pod["wastedGpus"], pod["memoryUsedMiB"], pod["idle"]]))
         .collect();
-    assert_eq!(rows, [json!(["idle", true, 1.0, 10, true]), json!(["shared", true, 0.5, 20, false])]);
-    assert_eq!((&view["heldGpus"], &view["usedGpus"]), (&json!(6.0), &json!(0.5)));
+    assert_eq!(
+        rows,
+        [
+            json!(["idle", true, 1.0, 10, true]),
+            // A claim that is reserved for no pod certainly uses nothing. Since when is unknown.
+            json!(["unused", true, 1.0, 0, false]),
+            json!(["shared", true, 0.5, 20, false]),
+        ]
+    );
+    assert_eq!((&view["heldGpus"], &view["usedGpus"]), (&json!(7.0), &json!(0.5)));
     assert_eq!(
         view["unknownPods"],
         json!(4),
-        "the use of two claims is not told apart, and of two nothing is known"
+        "the use of two claims is not told apart, of one nothing is known, and one is not reserved for a pod"
     );
+}
+
+/// A pod on a node whose GPUs are held by claims has a page, which agrees with its explanation.
+#[test]
+fn a_pod_with_the_gpus_of_claims_has_a_page() {
+    let mut first = node("n", 2, "GiB");
+    first["metadata"]["annotations"]["tessera.dev/agent"] = "http://a:1".into();
+    let mut state = state_with(&[first], SchedulerSettings { dra: true, ..SchedulerSettings::default() });
+    for (gpu, name) in ["large", "small"].into_iter().enumerate() {
+        let result = json!({"request": "gpu", "driver": "gpu.tessera.dev", "pool": "n", "device": format!("gpu-{gpu}"),
+            "consumedCapacity": {"cores": "50", "memory": format!("{}Mi", GPU_MIB / 2)}});
+        let claim = json!({"metadata": {"name": name, "namespace": "team", "uid": format!("claim-{name}")},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "tessera",
+                "allocationMode": "ExactCount", "count": 1}}]}},
+            "status": {"allocation": {"devices": {"results": [result]}},
+                "reservedFor": [{"resource": "pods", "name": "user", "uid": "uid-user"}]}});
+        state.handle(StateEvent::Claim(WatchEvent::Set(serde_json::from_value(claim).unwrap())));
+    }
+    assert!(pods::pod(&state, "team", "user").is_none(), "the pod is not on its node yet");
+    let mut user = pod("user", &[]);
+    user["spec"]["nodeName"] = "n".into();
+    user["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "small"}]);
+    set_pod(&mut state, &user);
+    let shown = json_of(pods::pod(&state, "team", "user").unwrap());
+    let why = json_of(explanation::of_pod(&state, "team", "user").unwrap());
+    assert_eq!(
+        (&shown["state"], &shown["node"], &shown["uid"]),
+        (&json!("placed"), &why["placedOn"], &json!("uid-user"))
+    );
+    let grants = shown["grants"].as_array().unwrap();
+    let held: Vec<Value> = grants
+        .iter()
+        .map(|grant| json!([grant["claim"], grant["index"], grant["compute"], grant["whole"]]))
+        .collect();
+    assert_eq!(held, [json!(["large", 0, 50, false]), json!(["small", 1, 50, false])]);
+    assert_eq!(why["holds"].as_array().unwrap().len(), held.len());
+    assert!(pods::agent(&state, "team", "user").is_some(), "its use is read from the agent of its node");
+    assert!(pods::pod(&state, "other", "user").is_none());
 }
 
 /// Without agents, neither use nor idle pods are known. Without pods, there are none.

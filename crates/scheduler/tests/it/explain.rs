@@ -31,6 +31,12 @@ fn obstacles() -> Vec<(&'static str, Value, Value, Option<&'static str>)> {
     let near = json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "db"}}}]);
     let spec = |key: &str, value: Value| json!({ "spec": { key: value } });
     let limits = |resource: &str, amount: &str| json!({"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", resource: amount}}}]}});
+    let both = |resource: &str, amount: &str| {
+        json!({"spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", resource: amount}}},
+            {"name": "log", "resources": {"limits": {resource: amount}}},
+        ]}})
+    };
     let taint = json!({"spec": {"taints": [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]}});
     let none = || json!({});
     vec![
@@ -111,6 +117,26 @@ fn obstacles() -> Vec<(&'static str, Value, Value, Option<&'static str>)> {
             none(),
             Some("node offers 0 B of hugepages-2Mi, and the pod requests 4 MiB"),
         ),
+        (
+            "storage-of-containers",
+            both("ephemeral-storage", "600"),
+            json!({"status": {"allocatable": {"ephemeral-storage": "1Ki"}}}),
+            Some("node offers 1 KiB of ephemeral-storage, and the pod requests 1.1 KiB"),
+        ),
+        (
+            "huge-pages-of-containers",
+            both("hugepages-2Mi", "4Mi"),
+            json!({"status": {"allocatable": {"hugepages-2Mi": "6Mi"}}}),
+            Some("node offers 6 MiB of hugepages-2Mi, and the pod requests 8 MiB"),
+        ),
+        (
+            "network-of-containers",
+            both("rdma/hca", "2"),
+            json!({"status": {"allocatable": {"rdma/hca": "3"}}}),
+            Some("node offers 3 of rdma/hca, and the pod requests 4"),
+        ),
+        // Only kube-scheduler knows how many of them other pods hold.
+        ("network", limits("rdma/hca", "1"), json!({"status": {"allocatable": {"rdma/hca": "1"}}}), None),
         ("gate", spec("schedulingGates", json!([{"name": "hold"}])), none(), None),
         ("other-plugin", none(), none(), None),
     ]
@@ -156,8 +182,21 @@ fn a_waiting_pod_is_never_said_to_fit() {
         assert_eq!(explained["nodes"][0]["wouldDo"], reason.is_none(), "{name}");
         // A hypothetical pod with the same constraints gets the same answer.
         let supposed = serde_json::to_value(what_if(&state, &parse(&pod)).unwrap()).unwrap();
-        let needs_others =
-            ["pod-affinity", "anti-affinity", "spread", "volume", "ports", "claims"].contains(&name);
+        let needs_others = [
+            "pod-affinity",
+            "anti-affinity",
+            "spread",
+            "volume",
+            "ports",
+            "claims",
+            "storage",
+            "huge-pages",
+            "storage-of-containers",
+            "huge-pages-of-containers",
+            "network-of-containers",
+            "network",
+        ]
+        .contains(&name);
         assert_eq!(supposed["unchecked"].is_array(), needs_others, "{name}: {supposed}");
         // Where only kube-scheduler can tell, a hypothetical pod is not said to fit either.
         assert_eq!(supposed["nodes"][0]["wouldDo"], reason.is_none(), "{name}");

@@ -1,7 +1,7 @@
 //! Constraints of pods on nodes in Kubernetes' form: taints, tolerations, affinity, spreading,
 //! ports, volumes and conditions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -10,13 +10,13 @@ use tessera_core::constraint::{
     EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, NodeConstraints, NodeExpression, NodeOperator, NodeTerm,
     PodConstraints,
 };
+use tessera_core::request::{ContainerRole, peak};
 use tessera_core::taint::{Taint, TaintEffect, Toleration};
 
 use crate::foreign::dialect::Dialect;
 use crate::foreign::disruption::SelectorObject;
-use crate::foreign::objects::{
-    Amount, Amounts, Condition, Node, PodConditions, PodSpec, Resources, null_as_default,
-};
+use crate::foreign::objects::{Amount, Amounts, Condition, Node, PodConditions, PodSpec, null_as_default};
+use crate::foreign::pod_spec::MIG_PREFIX;
 use crate::foreign::quantity::Quantity;
 
 /// Type of the condition by which a scheduler reports on a pod.
@@ -25,6 +25,9 @@ const POD_SCHEDULED: &str = "PodScheduled";
 /// Type and reason of the condition by which kube-scheduler says that it preempts a pod.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const PREEMPTION: &str = "PreemptionByScheduler";
+
+/// The constraint of a pod that requests resources of which Tessera does not know what other pods hold.
+const RESOURCES_OF_OTHERS: &str = "other resources that pods hold";
 
 /// Affinity of a pod, reduced to what Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -148,9 +151,11 @@ pub(crate) fn affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Aff
     let preferred = [&node_affinity.preferred, &pod_affinity.preferred, &pod_anti_affinity.preferred];
     let has_preferred = preferred.iter().any(|terms| !terms.is_empty());
     let terms = node_affinity.required.map(|selector| selector.node_selector_terms.into_iter());
-    let all_excluded = pod_anti_affinity.required.len();
-    let excluded: Box<[PodTerm]> =
-        pod_anti_affinity.required.into_iter().filter_map(PodTermObject::read).collect();
+    // A term without a selector excludes no pod.
+    let terms_of_pods = pod_anti_affinity.required.into_iter().filter(|term| term.label_selector.is_some());
+    let terms_of_pods: Vec<PodTermObject> = terms_of_pods.collect();
+    let all_excluded = terms_of_pods.len();
+    let excluded: Box<[PodTerm]> = terms_of_pods.into_iter().filter_map(PodTermObject::read).collect();
     Ok(Affinity {
         has_preferred,
         node_terms: terms.map(|terms| terms.map(NodeTerm::from).collect()),
@@ -170,7 +175,6 @@ impl PodTermObject {
             None if self.namespaces.is_empty() => TermNamespaces::Own,
             None => TermNamespaces::Named(self.namespaces),
         };
-        // A term without a selector excludes no pod.
         let selector = self.label_selector.filter(|_| !has_keys)?.into();
         Some(PodTerm { selector, namespaces, topology_key: self.topology_key })
     }
@@ -228,23 +232,36 @@ fn effect(text: &str) -> Option<TaintEffect> {
     }
 }
 
-/// Deserializes the ports of a container into those of the host.
-pub(crate) fn host_ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<HostPort>, D::Error> {
+/// A port of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerPort {
+    /// The port of the host that the container uses, if it uses one.
+    pub host: HostPort,
+    /// True if the container uses a port of the host only because its pod uses the host's network.
+    pub is_of_host_network: bool,
+}
+
+/// Deserializes the ports of a container. A port without `hostPort` is one of the host if the pod uses the host's
+/// network: the API server writes the number of the container into `hostPort` then, and a manifest lacks it.
+pub(crate) fn ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ContainerPort>, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
     struct Port {
         host_port: Option<u32>,
+        container_port: Option<u32>,
         #[serde(deserialize_with = "null_as_default")]
         protocol: String,
         #[serde(rename = "hostIP", deserialize_with = "null_as_default")]
         host_ip: String,
     }
     let all: Vec<Port> = null_as_default(deserializer)?;
-    let read = |Port { host_port, protocol, host_ip }: Port| {
-        let port = host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0)?;
+    let read = |Port { host_port, container_port, protocol, host_ip }: Port| {
+        let host_port = host_port.filter(|port| *port > 0);
+        let port = u16::try_from(host_port.or(container_port)?).ok().filter(|port| *port > 0)?;
         let protocol = if protocol.is_empty() { "TCP".to_owned() } else { protocol };
         let address = Some(host_ip).filter(|address| !["", "0.0.0.0"].contains(&address.as_str()));
-        Some(HostPort { port, protocol, address })
+        let host = HostPort { port, protocol, address };
+        Some(ContainerPort { host, is_of_host_network: host_port.is_none() })
     };
     Ok(all.into_iter().filter_map(read).collect())
 }
@@ -307,7 +324,7 @@ pub fn of_node(node: &Node) -> NodeConstraints {
         unschedulable: node.spec.unschedulable,
         taints: node.spec.taints.clone(),
         labels: node.metadata.labels.clone(),
-        other_resources: other_resources([&node.status.allocatable]),
+        other_resources: other_resources(&node.status.allocatable),
         max_pods: node.status.allocatable.get("pods").and_then(whole_amount),
     }
 }
@@ -316,22 +333,32 @@ impl PodSpec {
     /// Returns the constraints that can be checked against a single node.
     #[must_use]
     pub fn constraints(&self) -> PodConstraints {
-        let containers = || self.containers_with_roles().map(|(container, _)| &container.resources);
-        let limits = containers().map(|resources| &resources.limits);
-        let mut requested = other_resources(limits.chain(containers().map(|resources| &resources.requests)));
-        // A limit of local storage may exceed the request, and only the request counts for scheduling.
-        requested.retain(|name, _| name != EPHEMERAL_STORAGE);
-        let storage = containers().filter_map(|Resources { limits, requests, .. }| {
-            let amount = requests.get(EPHEMERAL_STORAGE).or_else(|| limits.get(EPHEMERAL_STORAGE));
-            amount.and_then(whole_amount).filter(|bytes| *bytes > 0)
-        });
-        requested.extend(storage.max().map(|bytes| (EPHEMERAL_STORAGE.to_owned(), bytes)));
         PodConstraints {
             node_selector: self.node_selector.clone(),
             node_terms: self.affinity.node_terms.clone(),
             tolerations: self.tolerations.clone(),
-            other_resources: requested,
+            other_resources: self.other_resources(),
         }
+    }
+
+    /// Returns the amounts of other resources that kube-scheduler counts for the pod: those of containers that run at
+    /// the same time add up, and the overhead of the pod is added.
+    fn other_resources(&self) -> BTreeMap<String, u64> {
+        let needs: Vec<_> = self
+            .containers_with_roles()
+            .map(|(container, role)| (role, other_resources(&container.resources.effective_requests())))
+            .collect();
+        let mut overhead = other_resources(&self.overhead);
+        let names = needs.iter().map(|(_, amounts)| amounts).chain([&overhead]).flat_map(BTreeMap::keys);
+        let names: BTreeSet<String> = names.cloned().collect();
+        let requested = names.into_iter().map(|name| {
+            let amount =
+                |need: &(ContainerRole, BTreeMap<String, u64>)| need.1.get(&name).copied().unwrap_or(0);
+            let containers = peak(&needs, |need| need.0, amount, u64::saturating_add, u64::max);
+            let total = containers.saturating_add(overhead.remove(&name).unwrap_or(0));
+            (name, total)
+        });
+        requested.collect()
     }
 
     /// Returns the pod as the constraints of other pods meet it.
@@ -341,16 +368,31 @@ impl PodSpec {
         namespace: &'a str,
         labels: &'a BTreeMap<String, String>,
     ) -> OtherPod<'a> {
-        let containers = self.containers_with_roles();
-        let ports = containers.flat_map(|(container, _)| &container.host_ports).collect();
-        OtherPod { namespace, labels, excluded: &self.affinity.excluded, ports }
+        OtherPod { namespace, labels, excluded: &self.affinity.excluded, ports: self.host_ports().collect() }
+    }
+
+    /// Returns the ports of the host that kube-scheduler counts: those of main containers and sidecars.
+    fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
+        let runs = self.containers_with_roles().filter(|(_, role)| *role != ContainerRole::Init);
+        let ports = runs.flat_map(|(container, _)| &container.ports);
+        ports.filter(|port| self.host_network || !port.is_of_host_network).map(|port| &port.host)
     }
 
     /// Returns the constraints of the pod that depend on other pods, volumes, ports or claims, and that only
-    /// kube-scheduler checks.
+    /// kube-scheduler checks. Of other resources, Tessera knows what a node offers and, except for MIG instances, not
+    /// what pods hold.
     #[must_use]
     pub fn unchecked_constraints(&self) -> Vec<&'static str> {
-        let has_ports = self.containers_with_roles().any(|(container, _)| !container.host_ports.is_empty());
+        let holds_others = self.other_resources().keys().any(|resource| !resource.starts_with(MIG_PREFIX));
+        let related = self.relations_to_others();
+        related.into_iter().chain(holds_others.then_some(RESOURCES_OF_OTHERS)).collect()
+    }
+
+    /// Returns the constraints that tie the pod to other pods, volumes, ports or claims, so that another node may be
+    /// none for it, and that only kube-scheduler checks.
+    #[must_use]
+    pub fn relations_to_others(&self) -> Vec<&'static str> {
+        let has_ports = self.host_ports().next().is_some();
         let Affinity { requires_pods, excluded, excludes_more, .. } = &self.affinity;
         let all = [
             (*requires_pods, "required pod affinity"),
@@ -396,19 +438,15 @@ fn whole_amount(amount: &Amount) -> Option<u64> {
     amount.0.parse::<Quantity>().ok().and_then(Quantity::whole)
 }
 
-/// Returns the largest amount of each resource besides CPU, memory and the GPU resources of Tessera.
-fn other_resources<'a>(all: impl IntoIterator<Item = &'a Amounts>) -> BTreeMap<String, u64> {
-    let mut largest = BTreeMap::new();
-    for (name, amount) in all.into_iter().flatten() {
-        let is_extended = name.contains('/') && !Dialect::RESOURCES.contains(&name.as_str());
-        let is_other = is_extended || name == EPHEMERAL_STORAGE || name.starts_with(HUGE_PAGES_PREFIX);
-        let amount = whole_amount(amount).unwrap_or(0);
-        if is_other && amount > 0 {
-            let known = largest.entry(name.clone()).or_insert(0);
-            *known = amount.max(*known);
-        }
-    }
-    largest
+/// Returns the amounts of resources besides CPU, memory and the GPU resources of Tessera.
+fn other_resources(all: &Amounts) -> BTreeMap<String, u64> {
+    let is_other = |name: &str| {
+        let is_extended = name.contains('/') && !Dialect::RESOURCES.contains(&name);
+        is_extended || name == EPHEMERAL_STORAGE || name.starts_with(HUGE_PAGES_PREFIX)
+    };
+    let others = all.iter().filter(|(name, _)| is_other(name));
+    let amounts = others.filter_map(|(name, amount)| Some((name.clone(), whole_amount(amount)?)));
+    amounts.filter(|(_, amount)| *amount > 0).collect()
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub fn fixed(pod: &Pod, controller: Option<&str>) -> Option<Fixed> {
     if !matches!(gang::membership(pod), Ok(None)) {
         return Some(Fixed::Gang);
     }
-    let is_bound = !pod.spec.unchecked_constraints().is_empty() || !pod.spec.resource_claims.is_empty();
+    let is_bound = !pod.spec.relations_to_others().is_empty() || !pod.spec.resource_claims.is_empty();
     is_bound.then_some(Fixed::KnownToKubeScheduler)
 }
 

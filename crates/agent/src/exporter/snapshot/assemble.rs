@@ -115,7 +115,7 @@ fn with_owners(
     found.into_iter().map(process).collect()
 }
 
-/// Returns the GPU, which may not be granted if it is cordoned.
+/// Returns the GPU with its cordon. A cordoned GPU works and may not be granted.
 fn with_cordon(info: &Gpu, view: &View) -> Gpu {
     let is_cordoned = info.health.is_healthy() && view.cordoned.contains(&info.index.0);
     Gpu { health: if is_cordoned { Health::Cordoned } else { info.health }, ..info.clone() }

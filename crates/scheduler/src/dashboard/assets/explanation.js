@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { count, link, moment } from "./format.js";
 import { bar } from "./tile.js";
-import { reason, t } from "./text.js";
+import { placementReason, reason, t } from "./text.js";
 
 const nodeLink = (name) => h("a", { href: link("node", name) }, name);
 
@@ -60,7 +60,7 @@ function summary(found) {
 export function placement(found) {
   return h("div", { class: "explanation" },
     h("p", { class: "lead" }, t("explain.placed"), " ", nodeLink(found.placedOn), found.holds?.length > 0 && `: ${found.holds.join(" · ")}`),
-    h("p", { class: found.placementReason ? "" : "muted" }, found.placementReason ?? t("explain.no-reason")));
+    h("p", { class: found.placementReason ? "" : "muted" }, found.placementReason ? placementReason(found.placementReason) : t("explain.no-reason")));
 }
 
 export function explanation(found) {

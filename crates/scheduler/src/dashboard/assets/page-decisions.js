@@ -4,7 +4,7 @@ import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { count, link, time } from "./format.js";
 import { filterForm } from "./filters.js";
-import { t } from "./text.js";
+import { placementReason, t } from "./text.js";
 
 const OUTCOMES = ["bound", "not-bound", "fits", "fits-nowhere", "victims", "no-victims"];
 const GOOD = new Set(["bound", "fits"]);
@@ -36,7 +36,7 @@ export function decisionList(decisions, reasons = false) {
     h("span", { class: `chip ${tone(decision.outcome)}` }, t(`outcome.${decision.outcome}`)),
     h("span", { class: "what" },
       h("a", { href: link("pod", decision.namespace, decision.pod) }, `${decision.namespace}/${decision.pod}`), " ",
-      h("span", {}, words(decision)), " ", reasons && decision.why && h("span", { class: "muted" }, `· ${decision.why}`), refused(decision),
+      h("span", {}, words(decision)), " ", reasons && decision.why && h("span", { class: "muted" }, `· ${placementReason(decision.why)}`), refused(decision),
       decision.times > 1 && h("span", { class: "muted" }, ` ${t("decisions.times", { n: count(decision.times) })}`)))));
 }
 

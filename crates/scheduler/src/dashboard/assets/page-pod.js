@@ -12,6 +12,8 @@ const EVERY = 3000;
 
 function asks(pod) {
   if (pod.problem) return h("p", { class: "bad" }, t("pod.problem"), ": ", pod.problem);
+  const claims = [...new Set(pod.grants.map((grant) => grant.claim).filter(Boolean))];
+  if (claims.length) return h("ul", { class: "plain" }, claims.map((name) => h("li", {}, h("span", { class: "chip" }, t("holder.claim", { name })))));
   return h("ul", { class: "plain" }, pod.asks.map((one) => h("li", {}, h("strong", {}, one.container), " ", h("span", { class: "chip" }, ask(one)),
     " ", h("span", { class: "muted" }, one.dialect))),
     [...(pod.others ?? []), ...(pod.unserved ?? [])].map((one) => h("li", {}, h("span", { class: "chip" }, one))));
@@ -19,7 +21,9 @@ function asks(pod) {
 
 /** Shows the measured usage of a container on a GPU. */
 function measured(used, grant) {
-  const container = used?.use?.containers.find((one) => one.container === grant.container);
+  // A claim does not say which container of the pod uses the GPU.
+  const isUser = (one) => grant.claim ? one.gpus.some((gpu) => gpu.uuid === grant.uuid) : one.container === grant.container;
+  const container = used?.use?.containers.find(isUser);
   const share = container?.gpus.find((one) => one.uuid === grant.uuid);
   const known = [share?.memoryUsedMiB !== undefined && memory(share.memoryUsedMiB), share?.busyPercent !== undefined && t("used.busy", { n: points(share.busyPercent) }),
     share?.throttledPercent !== undefined && t("used.throttled", { n: points(share.throttledPercent) })].filter(Boolean);
@@ -31,9 +35,9 @@ function measured(used, grant) {
 function grants(pod, used) {
   if (pod.grants.length === 0 && pod.others) return h("p", {}, pod.others.join(", "));
   if (pod.grants.length === 0) return h("p", { class: "muted" }, t(pod.state === "placed" ? "pod.unknown-gpus" : "pod.nogrant"));
-  return h("div", { class: "gpus" }, pod.grants.map((grant) => h("section", { class: "card gpu", "data-key": `${grant.container} ${grant.uuid}` },
+  return h("div", { class: "gpus" }, pod.grants.map((grant) => h("section", { class: "card gpu", "data-key": `${grant.claim ?? ""} ${grant.container} ${grant.uuid}` },
     h("h3", {}, h("a", { href: link("node", pod.node, { gpu: grant.index }) }, t("gpu.n", { n: grant.index })), h("span", { class: "chip" }, grant.whole ? t("whole") : t("shared"))),
-    h("p", { class: "muted" }, `${model(grant.model)} · ${t("container")} ${grant.container}`),
+    h("p", { class: "muted" }, `${model(grant.model)} · ${grant.claim ? t("holder.claim", { name: grant.claim }) : `${t("container")} ${grant.container}`}`),
     h("p", { class: "meter" }, h("span", {}, t("memory")), h("span", { class: "figure" }, memory(grant.memoryMiB))),
     h("p", { class: "meter" }, h("span", {}, t("compute")), h("span", { class: "figure" }, grant.compute ? points(grant.compute) : t("pod.guaranteed"))),
     measured(used, grant),

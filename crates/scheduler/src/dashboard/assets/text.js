@@ -53,7 +53,43 @@ export function t(key, values = {}) {
 }
 
 // Patterns for the scheduler's reasons, which are in English as in events.
-const REASONS = [
+export const REASONS = [
+  // Parts of why a pod got its GPUs.
+  [/^no container keeps a GPU$/, "placed.none"],
+  [/^lowest idle indexes$/, "placed.lowest-idle"],
+  [/^lowest indexes with enough left$/, "placed.lowest"],
+  [/^lowest index with enough left$/, "placed.lowest-one"],
+  [/^as far apart as the idle GPUs allow$/, "placed.apart"],
+  [/^(\d+) points, the best group when all idle GPUs are divided into such groups$/, "placed.points"],
+  [/^nearest group with enough idle GPUs: the whole node (.+)$/, "placed.nearest-node"],
+  [/^nearest group with enough idle GPUs: (.+)$/, "placed.nearest"],
+  [/^fullest branch with enough idle GPUs: the whole node (.+)$/, "placed.fullest-node"],
+  [/^fullest branch with enough idle GPUs: (.+)$/, "placed.fullest"],
+  [/^least lost for the pods expected, with (.+) of at most (.+)$/, "placed.least-lost-links"],
+  [/^least lost for the pods expected$/, "placed.least-lost"],
+  [/^(\S+) and (.+) stay free on it$/, "placed.stay-free"],
+  [/^least memory left that suffices$/, "placed.least-memory"],
+  [/^least memory left that suffices: (.+)$/, "placed.least-memory-of"],
+  [/^least compute left that suffices: (\S+) and (.+)$/, "placed.least-compute"],
+  [/^most left$/, "placed.most"],
+  [/^most left: (\S+) and (.+)$/, "placed.most-of"],
+  [/^best links among the GPUs with enough left$/, "placed.links"],
+  [/^the GPU that later sets miss least$/, "placed.missed-least"],
+  [/^(.+) as any (\d+) GPUs here$/, "placed.alike"],
+  [/^(.+) of at most (\S+) for (\d+) GPUs$/, "placed.bandwidth"],
+  [/^leaves no idle GPU$/, "placed.leaves-none"],
+  [/^leaves GPU (\S+)$/, "placed.leaves-one"],
+  [/^leaves (\S+) with (.+)$/, "placed.leaves"],
+  [/^first idle set listed for this node$/, "placed.listed-here"],
+  [/^first idle set listed for (.+)$/, "placed.listed"],
+  [/^part of a larger idle set listed for this node$/, "placed.part-here"],
+  [/^part of a larger idle set listed for (.+)$/, "placed.part"],
+  [/^no listed set is idle: lowest idle indexes$/, "placed.unlisted"],
+  [/^gang (.+) of (\d+) pods? is placed together on (\d+) nodes?$/, "placed.gang"],
+  [/^they are the devices of claim (.+)$/, "placed.claim"],
+  [/^kube-scheduler chose the node$/, "placed.kube-scheduler"],
+  [/^it counts these resources itself$/, "placed.counted"],
+  // Why nodes and GPUs are rejected.
   [/^not enough CPU$/, "reason.cpu"],
   [/^not enough memory$/, "reason.memory"],
   [/^no GPU$/, "reason.no-gpu"],
@@ -82,6 +118,7 @@ const REASONS = [
   [/^ExceedsGPUQuota: GPUs of this model$/, "reason.quota-gpus"],
   [/^ExceedsGPUQuota: GPU memory$/, "reason.quota-memory"],
   [/^ExceedsGPUQuota: GPU compute$/, "reason.quota-compute"],
+  [/^ExceedsGPUQuota: ([\s\S]+)$/, "reason.quota-unreadable"],
   [/^the node does not say where its agent answers$/, "reason.agent-unknown"],
   [/^the agent at (\S+) did not answer in time$/, "reason.agent-late"],
   [/^the agent at (\S+) cannot be reached: (.+)$/, "reason.agent-unreachable"],
@@ -116,8 +153,10 @@ const REASONS = [
   [/^the nodes of its volumes$/, "unchecked.volumes"],
   [/^ports of the host that pods without GPUs use$/, "unchecked.ports"],
   [/^the devices of its claims$/, "unchecked.claims"],
+  [/^other resources that pods hold$/, "unchecked.resources"],
   // Parts of what is said of gangs, reservations and guarantees.
   [/^gang (.+): (\d+) of (\d+) pods exist, (\d+) have nodes$/, "gang.progress"],
+  [/^gang (.+) waits for its PodGroup, which does not exist$/, "gang.no-group"],
   [/^its place is reserved on node (\S+)$/, "gang.reserved"],
   [/^all of them have nodes$/, "gang.settled"],
   [/^it waits until all of them exist$/, "gang.incomplete"],
@@ -146,4 +185,11 @@ function translated(text) {
 /** Translates a text of the scheduler, or each of its parts between semicolons. What no pattern matches stays as it is. */
 export function reason(text) {
   return translated(text) ?? text.split("; ").map((part) => translated(part) ?? part).join(t("semicolon"));
+}
+
+/** Translates why a pod got its GPUs. With several containers, each has a part after its name. */
+export function placementReason(text) {
+  const parts = text.split(" / ");
+  if (parts.length === 1) return reason(text);
+  return parts.map((part) => part.replace(/^(\S+: )(.+)$/, (_, name, why) => name + reason(why))).join(" / ");
 }

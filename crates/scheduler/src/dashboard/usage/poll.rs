@@ -41,8 +41,9 @@ pub(crate) async fn poll(app: Arc<App>) {
 /// Returns the UIDs of the pods that use GPUs of claims, by node.
 fn claim_users(state: &State) -> HashMap<NodeName, Vec<String>> {
     let mut users: HashMap<NodeName, Vec<String>> = HashMap::new();
-    for (grant, _, consumers) in state.claim_holders() {
-        users.entry(grant.node.clone()).or_default().extend(consumers.map(|consumer| consumer.uid.clone()));
+    for (grant, claim) in state.claim_holders() {
+        let pods = claim.consumer_pods().map(|consumer| consumer.uid.clone());
+        users.entry(grant.node.clone()).or_default().extend(pods);
     }
     users
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
-use tessera_core::grant::Hold;
+use tessera_core::grant::{Hold, PodGrant};
 use tessera_core::natural::natural;
 use tessera_core::request::{ContainerRole, MemoryRequest, Request};
 use tessera_core::units::PodUid;
@@ -19,7 +19,7 @@ use super::{ListQuery, Page, contains};
 use crate::state::{GpuPod, State, StateAccess};
 
 /// A pod in the list of pods.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRow {
     /// Namespace of the pod.
@@ -102,8 +102,11 @@ pub struct PodDetail {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantView {
-    /// Name of the container.
+    /// Name of the container, or of the request in the claim.
     pub container: String,
+    /// Name of the claim that holds the GPU for the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
     /// Index of the GPU on the node.
     pub index: u8,
     /// UUID of the GPU.
@@ -179,14 +182,37 @@ fn passes(state: &State, pod: &GpuPod, query: &ListQuery) -> bool {
         && (query.model.is_empty() || model())
 }
 
-/// Returns the details of a pod, or `None` if the pod is unknown or has ended.
+/// Returns the details of a pod, or `None` if the pod is unknown or has ended. A pod on a node whose GPUs are held by
+/// claims shows these GPUs.
 #[must_use]
 pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
-    let (uid, pod) = lookup::pod(state, namespace, name)?;
+    let Some((uid, pod)) = lookup::pod(state, namespace, name) else {
+        return pod_of_claims(state, namespace, name);
+    };
+    let grant = state.ledger().grant(uid);
     Some(PodDetail {
         row: row(state, uid, pod),
-        grants: grants(state, uid),
+        grants: grant.map_or_else(Vec::new, |grant| grants(state, grant, None)),
         annotations: pod.annotations.clone(),
+    })
+}
+
+/// Returns the details of a pod on a node whose GPUs are held by claims. Of such a pod, the state keeps no more than the
+/// claims that are reserved for it.
+fn pod_of_claims(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
+    let (uid, claims) = state.claims_of_placed(namespace, name)?;
+    let (_, first) = claims.first()?;
+    Some(PodDetail {
+        row: PodRow {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            state: "placed",
+            node: Some(first.node.to_string()),
+            ..PodRow::default()
+        },
+        grants: claims.iter().flat_map(|(claim, grant)| grants(state, grant, Some(claim))).collect(),
+        annotations: BTreeMap::new(),
     })
 }
 
@@ -259,8 +285,7 @@ fn requests(state: &State, pod: &GpuPod) -> Result<Vec<RequestView>, BadPod> {
     Ok(claims.into_iter().map(view).collect())
 }
 
-fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
-    let Some(grant) = state.ledger().grant(uid) else { return Vec::new() };
+fn grants(state: &State, grant: &PodGrant, claim: Option<&str>) -> Vec<GrantView> {
     let Some(node) = state.ledger().node(&grant.node) else { return Vec::new() };
     let held = grant.containers.iter().flat_map(|container| {
         container.holds.iter().map(|(index, hold)| (container.container.as_str(), *index, *hold))
@@ -273,6 +298,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
         };
         Some(GrantView {
             container: container.to_owned(),
+            claim: claim.map(str::to_owned),
             index: index.0,
             uuid: gpu.uuid.to_string(),
             model: gpu.model.to_string(),
@@ -287,7 +313,10 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
 /// Returns the address of the agent on the pod's node.
 #[must_use]
 pub fn agent(state: &State, namespace: &str, name: &str) -> Option<AgentAddress> {
-    let node = lookup::pod(state, namespace, name)?.1.node.as_ref()?;
+    let node = match lookup::pod(state, namespace, name) {
+        Some((_, pod)) => pod.node.as_ref()?,
+        None => &state.claims_of_placed(namespace, name)?.1.first()?.1.node,
+    };
     super::node::agent(state, &node.0)
 }
 

@@ -127,9 +127,9 @@ struct Holder<'a> {
     is_claim: bool,
     node: &'a str,
     held_gpus: f64,
-    /// UIDs of the pods that use the GPUs. Empty if these pods hold other GPUs, too, so that their use cannot be told
-    /// apart.
-    users: Vec<&'a str>,
+    /// UIDs of the pods that use the GPUs. `None` if these pods hold other GPUs, too, so that their use cannot be told
+    /// apart, or if objects other than pods may use the GPUs.
+    users: Option<Vec<&'a str>>,
 }
 
 /// What the pods of a holder use.
@@ -141,9 +141,14 @@ struct MeasuredUse {
 }
 
 impl Holder<'_> {
-    /// Returns the use of all pods of the holder, or `None` if that of a pod is unknown.
+    /// Returns the use of all pods of the holder, or `None` if that of a pod is unknown. A claim that is reserved for no
+    /// pod uses nothing, but it is unknown since when.
     fn measured(&self, log: &UsageLog) -> Option<MeasuredUse> {
-        let mut users = self.users.iter().map(|uid| {
+        let users = self.users.as_ref()?;
+        if users.is_empty() {
+            return Some(MeasuredUse { busy_percent: 0.0, memory_mib: Some(0), idle_since_millis: None });
+        }
+        let mut users = users.iter().map(|uid| {
             let used = log.pod(uid)?;
             let (memory_mib, idle_since_millis) = (used.memory_mib, used.idle_since_millis);
             Some(MeasuredUse { busy_percent: used.busy_percent, memory_mib, idle_since_millis })
@@ -173,7 +178,7 @@ fn holders(state: &State) -> Vec<Holder<'_>> {
                 is_claim: false,
                 node: &node.0,
                 held_gpus,
-                users: vec![&uid.0],
+                users: Some(vec![&uid.0]),
             },
             pod,
         )
@@ -181,18 +186,19 @@ fn holders(state: &State) -> Vec<Holder<'_>> {
     // Agents do not measure what kube-scheduler counts itself, such as MIG instances.
     let measured = of_pods.filter(|(holder, pod)| holder.held_gpus > 0.0 || pod.spec.asks_for_gpus());
     let mut holders: Vec<Holder<'_>> = measured.map(|(holder, _)| holder).collect();
-    holders.extend(state.claim_holders().filter_map(|(grant, namespace, consumers)| {
-        let (_, name) = state.claim_name(&grant.pod)?;
-        let users = consumers.map(|consumer| consumer.uid.as_str()).collect();
+    holders.extend(state.claim_holders().map(|(grant, claim)| {
+        let pods: Vec<&str> = claim.consumer_pods().map(|consumer| consumer.uid.as_str()).collect();
+        let users = (pods.len() == claim.status.reserved_for.len()).then_some(pods);
+        let (namespace, name) = (claim.metadata.namespace.as_str(), claim.metadata.name.as_str());
         let held_gpus = held(state, grant);
-        Some(Holder { namespace, name, is_claim: true, node: &grant.node.0, held_gpus, users })
+        Holder { namespace, name, is_claim: true, node: &grant.node.0, held_gpus, users }
     }));
     let mut held_by: HashMap<&str, usize> = HashMap::new();
-    holders.iter().flat_map(|holder| &holder.users).for_each(|uid| *held_by.entry(*uid).or_default() += 1);
+    let users = holders.iter().flat_map(|holder| &holder.users).flatten();
+    users.for_each(|uid| *held_by.entry(*uid).or_default() += 1);
     for holder in &mut holders {
-        if holder.users.iter().any(|uid| held_by.get(uid).is_some_and(|count| *count > 1)) {
-            holder.users.clear();
-        }
+        let holds_other = |uid: &&str| held_by.get(uid).is_some_and(|count| *count > 1);
+        holder.users = holder.users.take().filter(|users| !users.iter().any(holds_other));
     }
     holders
 }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
-use tessera_core::constraint::other_pods::HostPort;
 use tessera_core::taint::Toleration;
 
 use super::{Amounts, Condition, Metadata, null_as_default};
-use crate::foreign::constraint::{self, Affinity, Spreading};
+use crate::foreign::constraint::{self, Affinity, ContainerPort, Spreading};
 use crate::foreign::dra::{
     ContainerClaim, ExtendedResourceClaimStatus, PodResourceClaim, PodResourceClaimStatus,
 };
@@ -47,6 +46,9 @@ pub struct PodSpec {
     /// Main containers, which run concurrently.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// True if the pod uses the network of the host.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub host_network: bool,
     /// Labels that the node of the pod must have.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub node_selector: BTreeMap<String, String>,
@@ -99,9 +101,9 @@ pub struct Container {
     /// Requested resources and limits.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: Resources,
-    /// Ports of the host that the container uses.
-    #[serde(rename = "ports", deserialize_with = "constraint::host_ports", skip_serializing)]
-    pub host_ports: Vec<HostPort>,
+    /// Ports of the container.
+    #[serde(deserialize_with = "constraint::ports", skip_serializing)]
+    pub ports: Vec<ContainerPort>,
     /// Environment variables that Tessera reads.
     #[serde(deserialize_with = "read_variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
@@ -148,6 +150,15 @@ impl Resources {
     pub fn extended(&self) -> impl Iterator<Item = &str> {
         let names = self.limits.keys().chain(self.requests.keys());
         names.map(String::as_str).filter(|name| name.contains('/'))
+    }
+
+    /// Returns the amounts that count for scheduling: the requests, and the limits of resources that have no request,
+    /// like the API server's defaulting.
+    #[must_use]
+    pub fn effective_requests(&self) -> Amounts {
+        let mut amounts = self.limits.clone();
+        amounts.extend(self.requests.clone());
+        amounts
     }
 }
 

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::foreign::dialect::{Dialect, MemoryUnit};
 use crate::foreign::objects::{Pod, PodSpec};
+use crate::foreign::pod_spec::MIG_PREFIX;
 use crate::tessera::grant;
 use crate::tessera::parsed_node::ServedDialects;
 use crate::tessera::parsed_pod::{BadPodObject, ParsedPod, PolicyResolver};
@@ -204,6 +205,8 @@ impl<'a> Explainer<'a> {
             ..PodExplanation::default()
         };
         let constraints = pod.spec.constraints();
+        let mut instances = constraints.other_resources.clone();
+        instances.retain(|resource, _| resource.starts_with(MIG_PREFIX));
         let closed = match &explanation.placed_on {
             Some(_) => ClosedNodes::default(),
             None => closed_nodes(facts, pod),
@@ -217,7 +220,7 @@ impl<'a> Explainer<'a> {
             parsed,
             constraints,
             closed,
-            instances: pod.spec.mig_instances(),
+            instances,
             is_hypothetical,
             explanation,
             usage_without_pod,

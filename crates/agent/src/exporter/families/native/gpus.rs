@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use tessera_core::gpu::Health;
 use tessera_node::gpus::MigInstance;
 use tessera_wire::metrics::{
     Labels,
@@ -75,9 +76,12 @@ impl<'a> GpuFamilies<'a> {
             ]);
             info.sample(&facts, 1u64);
         }
-        self.gauge(page, "tessera_gpu_healthy", "1 if the GPU may be granted.", |gpu| {
-            gpu.info.health.is_healthy()
-        });
+        self.gauge(
+            page,
+            "tessera_gpu_healthy",
+            "1 if the GPU works as a GPU: it is neither broken nor in MIG mode. A cordoned GPU works.",
+            |gpu| matches!(gpu.info.health, Health::Healthy | Health::Cordoned),
+        );
         if self.0.iter().any(|(_, gpu)| !gpu.info.health.is_healthy()) {
             let help = "1 for a GPU that may not be granted, with the reason.";
             let mut family = page.family("tessera_gpu_withdrawn", Gauge, help);
