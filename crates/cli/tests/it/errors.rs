@@ -51,7 +51,10 @@ fn reports_unreachable_servers_and_bad_kubeconfigs() {
     let nowhere = String::from_utf8(nowhere.stderr).unwrap();
     assert!(nowhere.starts_with("error: found no Kubernetes cluster: "), "{nowhere}");
     let endpoint = said(&stage, GPU, &["--endpoint", "http://127.0.0.1:1"]);
-    assert!(endpoint.starts_with("error: http://127.0.0.1:1/gputopology-scheduler/inspect: "), "{endpoint}");
+    assert!(
+        endpoint.starts_with("error: cannot reach http://127.0.0.1:1/gputopology-scheduler/inspect: "),
+        "{endpoint}"
+    );
 }
 
 #[test]

@@ -214,7 +214,7 @@ fn pods_created_during_a_forecast_make_the_next_forecast_due() {
 #[test]
 fn a_restarted_scheduler_expects_the_same_pods() {
     let nodes = [node("n", 4, "GiB")];
-    let mut before = self::state(&nodes);
+    let mut before = state(&nodes);
     let waiting = share("waits", 70);
     let mut placed = Vec::new();
     for number in 0..6 {

@@ -252,7 +252,7 @@ fn quoted_symptoms_are_messages_of_the_programs() {
         let is_place = |word: &&str| ["N", "M"].contains(word) || word.contains("...");
         let words: Vec<&str> = quoted.split(' ').collect();
         let parts: Vec<String> = words
-            .split(|word| is_place(&word))
+            .split(|word| is_place(word))
             .filter(|part| !part.is_empty())
             .map(|part| part.join(" "))
             .collect();
