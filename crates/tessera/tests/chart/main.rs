@@ -69,6 +69,43 @@ fn helm_accepts_the_chart() {
     assert!(linted.status.success(), "{}", String::from_utf8_lossy(&linted.stdout));
 }
 
+/// What an administrator reads after the installation fits the chosen values.
+#[test]
+fn the_notes_say_what_to_do_next() {
+    let notes = |values: &[&str]| {
+        let mut arguments =
+            vec!["install", "tessera", "deploy/chart", "--dry-run=client", "--namespace", "gpu"];
+        arguments.extend(values.iter().flat_map(|value| ["--set", value]));
+        let shown = text(&helm(&arguments));
+        shown.split_once("\nNOTES:\n").unwrap().1.to_owned()
+    };
+    let (connect, restore) =
+        ("deploy/scheduler/kube-scheduler-edit.yaml", "restore kube-scheduler's configuration");
+    let named = "spec.schedulerName: tessera when they are created";
+    let extender = notes(&[]);
+    for part in [
+        connect,
+        restore,
+        "helm -n gpu test tessera",
+        "kubectl -n gpu rollout status daemonset/tessera-agent",
+    ] {
+        assert!(extender.contains(part), "{part:?} is missing in:\n{extender}");
+    }
+    assert!(!extender.contains(named), "{extender}");
+    let second = notes(&["scheduler.mode=second"]);
+    assert!(second.contains(named) && !second.contains("or use claims"), "{second}");
+    assert!(
+        !second.contains(connect) && !second.contains(restore),
+        "kube-scheduler stays as it is:\n{second}"
+    );
+    let claims = notes(&["scheduler.mode=second", "scheduler.dra=true"]);
+    assert!(claims.contains("Pods that request GPUs or use claims get"), "{claims}");
+    let by_hand = notes(&["scheduler.mode=second", "scheduler.setSchedulerName=false"]);
+    assert!(by_hand.contains("They need spec.schedulerName: tessera."), "{by_hand}");
+    let agents = notes(&["scheduler.enabled=false"]);
+    assert!(!agents.contains("dashboard") && !agents.contains(restore), "{agents}");
+}
+
 #[test]
 fn the_version_is_that_of_the_program() {
     let chart = std::fs::read_to_string(root().join("deploy/chart/Chart.yaml")).unwrap();
