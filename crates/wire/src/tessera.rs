@@ -4,6 +4,7 @@ pub mod agent_address;
 pub mod certificate_expiry;
 pub mod dra;
 pub mod eviction;
+pub mod excerpt;
 pub mod explanation;
 pub mod gang;
 pub mod gpu_cordon;

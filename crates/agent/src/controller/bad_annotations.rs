@@ -6,10 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use tessera_core::units::PodUid;
 use tessera_wire::{
     foreign::objects::Pod,
-    tessera::{eviction, grant::BadGrant, preferences},
+    tessera::{eviction, excerpt::excerpt, grant::BadGrant, preferences},
 };
 
 use super::{Action, OPT_OUT, Warning, pods::Pods, unknown_keys};
+
+/// Largest number of errors that are reported for one pod. Its owner writes the annotations, and may change them as long
+/// as the pod lives.
+const MAX_REPORTED: usize = 64;
 
 /// Errors that were reported, by pod.
 #[derive(Debug, Default)]
@@ -23,7 +27,7 @@ impl BadAnnotations {
         let Some(errors) = pods.parsed(uid).map(|parsed| &parsed.bad_annotations) else { return };
         for error in errors {
             let reported = self.reported.entry(uid.clone()).or_default();
-            if !reported.insert(error.clone()) {
+            if reported.len() >= MAX_REPORTED || !reported.insert(error.clone()) {
                 continue;
             }
             let warning = Warning::new("an annotation of a pod cannot be understood");
@@ -44,7 +48,7 @@ impl BadAnnotations {
     }
 }
 
-/// Returns what is wrong with the annotations of a pod. `grant` has the errors of those that grant GPUs.
+/// Returns what is wrong with the annotations of a pod, up to [`MAX_REPORTED`] errors. `grant` has the errors of those that grant GPUs.
 pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: &[BadGrant]) -> Vec<String> {
     let preferences = preferences::errors(annotations).into_iter().map(|error| error.to_string());
     let eviction = eviction::errors(annotations).into_iter().map(|error| error.to_string());
@@ -52,7 +56,8 @@ pub(super) fn errors(annotations: &BTreeMap<String, String>, grant: &[BadGrant])
     let isolation = isolation.map(|value| format!("{OPT_OUT}: found {value:?}; write off, or remove it"));
     let grant = grant.iter().map(ToString::to_string);
     let unknown = unknown_keys::errors(annotations);
-    preferences.chain(eviction).chain(isolation).chain(grant).chain(unknown).collect()
+    let all = preferences.chain(eviction).chain(isolation).chain(grant).chain(unknown);
+    all.take(MAX_REPORTED).map(excerpt).collect()
 }
 
 #[cfg(test)]

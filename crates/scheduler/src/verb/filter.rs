@@ -7,6 +7,7 @@ use tessera_core::admission::RejectReason;
 use tessera_core::units::PodUid;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::PodSpec;
+use tessera_wire::tessera::excerpt::excerpt;
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
 use super::sample::MIN_SAMPLE;
@@ -155,7 +156,8 @@ impl<'a> FilterVerdicts<'a> {
 
     /// Rejects all nodes, because the pod cannot be parsed.
     pub(super) fn of_bad_pod(nodes: &[&'a str], bad: &BadPodObject) -> Self {
-        let text = ReasonText { reason: None, text: bad.to_string(), may_resolve: false };
+        // The answer repeats the text for each node.
+        let text = ReasonText { reason: None, text: excerpt(bad.to_string()), may_resolve: false };
         Self {
             rejected: nodes.iter().map(|name| (*name, 0)).collect(),
             reason_texts: vec![text],

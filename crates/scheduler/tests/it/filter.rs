@@ -238,6 +238,19 @@ fn a_restarted_scheduler_expects_the_same_pods() {
     assert_eq!(learned, expected(&mut after));
 }
 
+/// The answer names the reason for each node, so a long annotation must not be repeated with it.
+#[test]
+fn a_long_annotation_does_not_make_a_long_answer() {
+    let state = state(&[node("a", 1, "GiB"), node("b", 1, "GiB")]);
+    let mut odd = whole("odd", 1);
+    odd["metadata"]["annotations"] = json!({ "tessera.dev/policy": "x".repeat(100_000) });
+    let answer = filter(&state, &odd, &["a", "b"]);
+    for node in ["a", "b"] {
+        let reason = &answer.failed_and_unresolvable_nodes[node];
+        assert!(reason.starts_with("tessera.dev/policy: ") && reason.len() < 1_000, "{reason}");
+    }
+}
+
 /// The agent would refuse the pod on its node, where it fails for good. Here it waits, and its event names the fix.
 #[test]
 fn a_ceiling_that_is_no_number_is_refused_on_every_node() {

@@ -117,6 +117,23 @@ fn a_ceiling_that_is_no_number_is_refused_and_reported() {
     assert_eq!(world.events, [("AnnotationNotUnderstood", message.to_owned())]);
 }
 
+/// The owner of a pod writes as many annotations as fit into an object, and changes them again and again.
+#[test]
+fn bad_annotations_of_one_pod_cause_a_bounded_number_of_events() {
+    let mut world = World::new();
+    let mut odd = pod("p", "u", &[("main", memory(1))]);
+    for index in 0..2_000 {
+        odd.metadata.annotations.insert(format!("tencent.com/predicate-gpu-idx-{index}"), "x".repeat(100));
+    }
+    world.run(odd.clone(), &[]).unwrap();
+    for change in 0..200 {
+        odd.metadata.annotations.insert("tessera.dev/policy".into(), format!("wrong-{change}"));
+        world.event(Event::PodApplied(Box::new(odd.clone())));
+    }
+    let about = |(reason, _): &&(_, String)| *reason == "AnnotationNotUnderstood";
+    assert_eq!(world.events.iter().filter(about).count(), 64);
+}
+
 #[test]
 fn every_annotation_that_cannot_be_understood_is_reported_once() {
     let mut world = World::new();
