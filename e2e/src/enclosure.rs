@@ -16,6 +16,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{self, Command},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use anyhow::{Context, Result, bail};
@@ -26,8 +27,11 @@ pub(crate) use self::{
     leftovers::HostState,
 };
 
-/// Prefix of our directories and cgroups. The runner's PID and the scenario follow.
+/// Prefix of our directories and cgroups. The runner's PID, a number and the scenario follow.
 const PREFIX: &str = "tessera-e2e-";
+
+/// Number of the next enclosure of this runner. A scenario that is named twice may run twice at the same time.
+static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// The outside of an enclosure. Dropping it removes its directory and cgroups.
 #[derive(Debug)]
@@ -40,7 +44,8 @@ pub(crate) struct Enclosure {
 impl Enclosure {
     /// Creates an empty enclosure.
     pub(crate) fn create(scenario: &str) -> Result<Self> {
-        let id = format!("{PREFIX}{}-{scenario}", process::id());
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{PREFIX}{}-{number}-{scenario}", process::id());
         let directory = std::env::temp_dir().join(&id);
         let hierarchies = Hierarchies::mounted()?;
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
@@ -48,6 +53,11 @@ impl Enclosure {
         fs::create_dir(enclosure.logs())?;
         enclosure.hierarchies.create(&enclosure.id)?;
         Ok(enclosure)
+    }
+
+    /// Returns the name of the enclosure's directory and cgroups.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
     }
 
     /// Returns the directory of the logs.
@@ -140,10 +150,15 @@ pub(crate) fn processes_of(runner: u32) -> Result<Vec<u32>> {
 
 /// Returns the remaining directories and cgroups of this runner.
 pub(crate) fn remains_of(runner: u32) -> Result<Vec<String>> {
+    remains(|name| owner_of(name) == Some(runner))
+}
+
+/// Returns the remaining directories and cgroups with a name that `is_searched` accepts.
+pub(crate) fn remains(is_searched: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let directories = fs::read_dir(std::env::temp_dir())?.flatten();
     let directories = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let names = Hierarchies::mounted()?.names()?.into_iter().chain(directories);
-    Ok(names.filter(|name| owner_of(name) == Some(runner)).collect())
+    Ok(names.filter(|name| is_searched(name)).collect())
 }
 
 /// Returns the PID of the runner that created a directory of this name.
@@ -171,7 +186,7 @@ mod tests {
 
     #[test]
     fn only_directories_of_runners_have_an_owner() {
-        assert_eq!(owner_of("tessera-e2e-4711-pod-runs"), Some(4711));
+        assert_eq!(owner_of("tessera-e2e-4711-1-pod-runs"), Some(4711));
         assert_eq!(owner_of("tessera-e2e-logs"), None);
         assert_eq!(owner_of("something-4711-else"), None);
     }

@@ -9,7 +9,7 @@ mod inside;
 mod runner;
 mod scenarios;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, thread::available_parallelism};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
@@ -30,6 +30,11 @@ struct Arguments {
     #[arg(long)]
     gpu: bool,
 
+    /// Scenarios that run at the same time, by default one for each core; those that measure the host or use its GPU
+    /// always run alone
+    #[arg(long, value_name = "NUMBER")]
+    jobs: Option<NonZeroUsize>,
+
     /// Write golden files again from the answers of the real programs
     #[arg(long)]
     record: bool,
@@ -49,7 +54,7 @@ struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Stage {
-    /// Outside of the enclosure: runs the scenarios one after the other
+    /// Outside of the enclosure: runs the scenarios
     Outside,
     /// Entering the enclosure: joins its cgroups
     Entering,
@@ -60,15 +65,21 @@ enum Stage {
 }
 
 fn main() -> Result<ExitCode> {
-    let Arguments { scenarios, list, gpu, record, programs, stage, directory } = Arguments::parse();
+    let Arguments { scenarios, list, gpu, jobs, record, programs, stage, directory } = Arguments::parse();
     if list {
         scenarios::print_list();
         return Ok(ExitCode::SUCCESS);
     }
     let programs = programs.context("start this program with e2e/run, which passes --programs")?;
-    let settings = runner::Settings { programs, record };
+    let mut settings = runner::Settings { programs, record, jobs: NonZeroUsize::MIN };
     match stage {
-        Stage::Outside => runner::run(&scenarios::select(&scenarios, gpu)?, &settings),
+        Stage::Outside => {
+            let scenarios = scenarios::select(&scenarios, gpu)?;
+            if scenarios.len() > 1 {
+                settings.jobs = jobs.or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
+            }
+            runner::run(&scenarios, &settings)
+        }
         Stage::Entering => {
             let directory = directory.context("--directory is missing")?;
             enclosure::enter(&directory, &settings.arguments(&scenarios))?;

@@ -1,13 +1,15 @@
-//! Runs scenarios one after the other, from outside of their enclosures.
+//! Runs scenarios from outside of their enclosures, several at a time.
 
 use std::{
-    fs,
+    fs::{self, File},
+    num::NonZeroUsize,
     path::{Path, PathBuf},
-    process::{self, ExitCode},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use futures::{StreamExt, stream};
 use tokio::{
     process::Command,
     signal::unix::{Signal, SignalKind, signal},
@@ -33,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) programs: PathBuf,
     /// True if golden files are written again.
     pub(crate) record: bool,
+    /// Number of scenarios that run at the same time. The output of a single one is not held back until it ends.
+    pub(crate) jobs: NonZeroUsize,
 }
 
 impl Settings {
@@ -56,34 +60,39 @@ pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCo
 
 async fn run_all(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
     let mut interruption = Interruption::listen()?;
-    let (mut passed, mut failed) = (0, 0);
-    for scenario in scenarios {
-        println!("{}: {}", scenario.name, scenario.about);
-        let start = Instant::now();
-        let outcome = tokio::select! {
-            outcome = run_one(scenario, settings) => outcome,
-            () = interruption.wait() => {
-                // The scenario was dropped and has ended. Runners that it started may have left
-                // directories and cgroups.
-                enclosure::sweep()?;
-                println!("interrupted in {}; everything it started has ended", scenario.name);
-                return Ok(ExitCode::from(130));
-            }
-        };
-        let seconds = start.elapsed().as_secs_f64();
-        match outcome {
-            Ok(()) => {
-                passed += 1;
-                println!("ok      {:<20} {seconds:6.1} s", scenario.name);
-            }
-            Err(error) => {
-                failed += 1;
-                println!("FAILED  {:<20} {seconds:6.1} s  {error:#}", scenario.name);
-            }
+    let (alone, together): (Vec<_>, Vec<_>) = scenarios.iter().partition(|scenario| scenario.runs_alone());
+    let results = stream::iter(together)
+        .map(|scenario| run_and_report(scenario, settings))
+        .buffer_unordered(settings.jobs.get())
+        .chain(stream::iter(alone).then(|scenario| run_and_report(scenario, settings)));
+    let counts = results.fold((0, 0), |(passed, failed), result| async move {
+        if result { (passed + 1, failed) } else { (passed, failed + 1) }
+    });
+    let (passed, failed) = tokio::select! {
+        counts = counts => counts,
+        () = interruption.wait() => {
+            // The scenarios were dropped and have ended. Runners that they started may have left
+            // directories and cgroups.
+            enclosure::sweep()?;
+            println!("interrupted; everything that was started has ended");
+            return Ok(ExitCode::from(130));
         }
-    }
+    };
     println!("{passed} passed, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs a scenario and prints how it ended. Returns true if it passed.
+async fn run_and_report(scenario: &Scenario, settings: &Settings) -> bool {
+    println!("{}: {}", scenario.name, scenario.about);
+    let start = Instant::now();
+    let outcome = run_one(scenario, settings).await;
+    let seconds = start.elapsed().as_secs_f64();
+    match &outcome {
+        Ok(()) => println!("ok      {:<20} {seconds:6.1} s", scenario.name),
+        Err(error) => println!("FAILED  {:<20} {seconds:6.1} s  {error:#}", scenario.name),
+    }
+    outcome.is_ok()
 }
 
 /// The signals that interrupt a run.
@@ -123,28 +132,38 @@ async fn run_enclosed(name: &str, settings: &Settings) -> Result<()> {
     let enclosure = Enclosure::create(name)?;
     let outcome = wait_for_inside(&enclosure, name, settings).await;
     if outcome.is_err() {
-        match keep_logs(name, &enclosure.logs()) {
+        match keep_logs(enclosure.id(), &enclosure.logs()) {
             Ok(kept) => println!("  all logs: {}", kept.display()),
             Err(error) => println!("  the logs are lost: {error:#}"),
         }
     }
     let emptied = wait_until_empty(&enclosure).await;
+    let id = enclosure.id().to_owned();
     drop(enclosure);
     outcome.and(emptied)?;
-    let remains = enclosure::remains_of(process::id())?;
+    let remains = enclosure::remains(|name| name == id)?;
     ensure!(remains.is_empty(), "left behind: {}", remains.join(", "));
     Ok(())
 }
 
 async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings) -> Result<()> {
-    let command = enclosure.command(&settings.arguments(&[name.to_owned()]))?;
-    let mut child = Command::from(command)
+    let mut command = Command::from(enclosure.command(&settings.arguments(&[name.to_owned()]))?);
+    let output = enclosure.logs().join("scenario.txt");
+    if settings.jobs > NonZeroUsize::MIN {
+        let file = File::create(&output)?;
+        command.stdout(file.try_clone()?).stderr(file);
+    }
+    let mut child = command
         .kill_on_drop(true)
         .spawn()
         .context("cannot start the enclosure (setpriv and unshare from util-linux)")?;
     let allowed = std::env::var("TESSERA_E2E_WITHIN").ok().and_then(|text| text.parse().ok());
     let within = allowed.map_or(SCENARIO_TIMEOUT, Duration::from_secs);
-    let Ok(status) = timeout(within, child.wait()).await else {
+    let status = timeout(within, child.wait()).await;
+    if settings.jobs > NonZeroUsize::MIN {
+        print!("{}", fs::read_to_string(&output)?);
+    }
+    let Ok(status) = status else {
         bail!("took longer than {} s", within.as_secs());
     };
     ensure!(status?.success(), "see above");
@@ -166,8 +185,8 @@ async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
 }
 
 /// Moves the logs to a directory that outlives the enclosure.
-fn keep_logs(name: &str, logs: &Path) -> Result<PathBuf> {
-    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(format!("{name}-{}", process::id()));
+fn keep_logs(id: &str, logs: &Path) -> Result<PathBuf> {
+    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(id);
     fs::create_dir_all(kept.parent().context("no place for logs")?)?;
     fs::rename(logs, &kept).with_context(|| format!("cannot move the logs to {}", kept.display()))?;
     Ok(kept)

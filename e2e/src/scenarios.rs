@@ -41,6 +41,13 @@ pub(crate) struct Scenario {
     when: When,
 }
 
+impl Scenario {
+    /// Returns true if no other scenario may run beside it, because it measures the host or uses its GPU.
+    pub(crate) fn runs_alone(&self) -> bool {
+        matches!(self.when, When::OnRequest | When::OnGpu)
+    }
+}
+
 /// When a scenario runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
