@@ -27,10 +27,11 @@ pub(crate) use self::{
     leftovers::HostState,
 };
 
-/// Prefix of our directories and cgroups. The runner's PID, a number and the scenario follow.
+/// Prefix of our directories and cgroups. The runner's PID and a number follow. The names are short, because the path of
+/// a Unix socket has at most 107 bytes and the kubelet's sockets are deep in the directory.
 const PREFIX: &str = "tessera-e2e-";
 
-/// Number of the next enclosure of this runner. A scenario that is named twice may run twice at the same time.
+/// Number of the next enclosure of this runner.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// The outside of an enclosure. Dropping it removes its directory and cgroups.
@@ -43,9 +44,8 @@ pub(crate) struct Enclosure {
 
 impl Enclosure {
     /// Creates an empty enclosure.
-    pub(crate) fn create(scenario: &str) -> Result<Self> {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let id = format!("{PREFIX}{}-{number}-{scenario}", process::id());
+    pub(crate) fn create() -> Result<Self> {
+        let id = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let directory = std::env::temp_dir().join(&id);
         let hierarchies = Hierarchies::mounted()?;
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn only_directories_of_runners_have_an_owner() {
-        assert_eq!(owner_of("tessera-e2e-4711-1-pod-runs"), Some(4711));
+        assert_eq!(owner_of("tessera-e2e-4711-1"), Some(4711));
         assert_eq!(owner_of("tessera-e2e-logs"), None);
         assert_eq!(owner_of("something-4711-else"), None);
     }

@@ -129,10 +129,10 @@ async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<()> {
 }
 
 async fn run_enclosed(name: &str, settings: &Settings) -> Result<()> {
-    let enclosure = Enclosure::create(name)?;
+    let enclosure = Enclosure::create()?;
     let outcome = wait_for_inside(&enclosure, name, settings).await;
     if outcome.is_err() {
-        match keep_logs(enclosure.id(), &enclosure.logs()) {
+        match keep_logs(&format!("{}-{name}", enclosure.id()), &enclosure.logs()) {
             Ok(kept) => println!("  all logs: {}", kept.display()),
             Err(error) => println!("  the logs are lost: {error:#}"),
         }
@@ -185,8 +185,8 @@ async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
 }
 
 /// Moves the logs to a directory that outlives the enclosure.
-fn keep_logs(id: &str, logs: &Path) -> Result<PathBuf> {
-    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(id);
+fn keep_logs(directory: &str, logs: &Path) -> Result<PathBuf> {
+    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(directory);
     fs::create_dir_all(kept.parent().context("no place for logs")?)?;
     fs::rename(logs, &kept).with_context(|| format!("cannot move the logs to {}", kept.display()))?;
     Ok(kept)
