@@ -1,4 +1,4 @@
-//! Evictions that make room for waiting pods, and of gangs that kube-scheduler preempts in part.
+//! Evictions that make room for waiting pods, and of gangs of which other pods are preempted or never come.
 //!
 //! One plan at a time is under way. The GPUs that it frees are kept in the same step in which they become free. Plans are
 //! made in `verb::evictions` and carried out by `run::evictions`, one pod after the other. Nothing of this is stored: a
@@ -37,7 +37,7 @@ const MAX_NAMED_PODS: usize = 5;
 #[derive(Debug, Default)]
 pub(super) struct Evictions {
     room: Option<Room>,
-    /// Gangs of which kube-scheduler preempts some pods.
+    /// Gangs that have lost a part, or never got it, and their pods on nodes.
     broken: BTreeMap<GangKey, Victims>,
     /// Times before which no plan is made for these pods.
     paused_until: BTreeMap<Claimant, Duration>,
@@ -332,6 +332,26 @@ impl State {
         if !others.is_empty() {
             self.evictions.broken.insert(gang, Victims::new(others, until, why));
         }
+    }
+
+    /// Evicts these pods of a gang because of what it lacks: all of them, or none if one may not go. Returns whether they
+    /// are evicted.
+    pub(super) fn evict_gang(
+        &mut self,
+        gang: &GangKey,
+        pods: Vec<PodUid>,
+        why: &str,
+        now: Timestamp,
+    ) -> bool {
+        let may_go = |uid: &PodUid| {
+            self.pod(uid).is_some_and(|pod| eviction::fixed_for_others(&pod.annotations).is_none())
+        };
+        let may_evict = self.may_evict() && pods.iter().all(may_go);
+        if may_evict {
+            let until = now.steady.saturating_add(EVICTION_PERIOD);
+            self.evictions.broken.insert(gang.clone(), Victims::new(pods, until, why.to_owned()));
+        }
+        may_evict
     }
 
     /// Returns whether pods are evicted for others of lower priority.

@@ -50,6 +50,8 @@ pub(crate) struct Gang {
     pub(super) holds_back_after: Duration,
     /// True if the events about missing pods are written.
     is_reported: bool,
+    /// Time since which some pods of the gang have nodes and others have none.
+    half_bound_since: Option<Duration>,
 }
 
 /// What a gang lacks.
@@ -331,6 +333,7 @@ impl State {
         for key in overdue {
             self.forget_announced(&key, now);
             notices.extend(self.report_incomplete(&key, now));
+            notices.extend(self.give_up_half_bound(&key, now));
             self.record_shortage(&key, now);
         }
         self.update_node_reservations(now);
@@ -392,6 +395,35 @@ impl State {
             key.origin.describe(),
         );
         Some(GangNotice { pods: self.pods_of_gang(key), message })
+    }
+
+    /// Evicts the bound pods of a gang whose other pods have had no nodes for too long, if evictions are on. They hold GPUs
+    /// that they cannot use alone. Returns what they should be told.
+    fn give_up_half_bound(&mut self, key: &GangKey, now: Timestamp) -> Option<GangNotice> {
+        let GangStatus { size, settled, .. } = self.gang_status(key)?;
+        let bound: Vec<PodUid> = self.gang_on_nodes(key).cloned().collect();
+        let is_half_bound = settled < size && !bound.is_empty();
+        // The missing pods had the time of a reservation, and GPUs were held back for them before.
+        let period = self.settings.gang_timeout.saturating_add(self.settings.gang_hold_back);
+        let gang = self.gangs.get_mut(key)?;
+        if !is_half_bound {
+            gang.half_bound_since = None;
+            return None;
+        }
+        let since = *gang.half_bound_since.get_or_insert(now.steady);
+        if now.steady.saturating_sub(since) < period {
+            return None;
+        }
+        gang.half_bound_since = Some(now.steady);
+        let lacks = format!(
+            "gang {key}: {settled} of {size} pods have nodes, and the others have had none for {} s",
+            period.as_secs()
+        );
+        let outcome = match self.evict_gang(key, bound, &lacks, now) {
+            true => "the pods with GPUs are evicted, so that the gang can start again as a whole",
+            false => "the pods with GPUs keep them; create the missing pods, or delete these",
+        };
+        Some(GangNotice { pods: self.pods_of_gang(key), message: format!("{lacks}; {outcome}") })
     }
 
     fn forget_announced(&mut self, key: &GangKey, now: Timestamp) {

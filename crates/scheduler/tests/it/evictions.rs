@@ -306,6 +306,84 @@ fn the_rest_of_a_gang_follows_the_pods_that_kube_scheduler_preempts() {
     assert_eq!(state.next_eviction(at(3)), None);
 }
 
+/// Default of `--gang-timeout` and `--gang-hold-back` together, in seconds.
+const PATIENCE: u64 = 120 + 600;
+
+/// Returns a state in which one pod of a gang runs and the other one is gone for good.
+fn half_bound(evict: bool, change: fn(Value) -> Value) -> (State, Value) {
+    let nodes = NODES.map(|name| node(name, 8, "GiB"));
+    let mut state = state_with(&nodes, SchedulerSettings { evict, ..SchedulerSettings::default() });
+    let [first, second] = gang("train", 1);
+    let [left, lost] = run_gang(&mut state, &[change(first), second]);
+    // The kubelet has rejected it, or its user has deleted it.
+    let mut failed = lost;
+    failed["status"]["phase"] = "Failed".into();
+    set_pod(&mut state, &failed);
+    (state, left)
+}
+
+#[test]
+fn a_gang_that_lost_a_pod_for_good_gives_its_gpus_back() {
+    let (mut state, left) = half_bound(true, |pod| pod);
+    assert_eq!(state.expire_gangs(at(10)), []);
+    assert_eq!(state.expire_gangs(at(9 + PATIENCE)), []);
+    assert_eq!(state.next_eviction(at(9 + PATIENCE)), None);
+    let notices = state.expire_gangs(at(10 + PATIENCE));
+    let said = "gang team/train: 1 of 2 pods have nodes, and the others have had none for 720 s";
+    assert_eq!(notices.len(), 1);
+    assert!(
+        notices[0].message.starts_with(&format!("{said}; the pods with GPUs are evicted")),
+        "{notices:?}"
+    );
+    let order = state.next_eviction(at(10 + PATIENCE)).unwrap();
+    assert_eq!((order.name.as_str(), order.why.as_str()), ("train-0", said));
+    assert_eq!(evict_all(&mut state, 10 + PATIENCE), ["train-0"]);
+    end(&mut state, &left);
+    state.update_evictions(at(11 + PATIENCE));
+    assert!(!state.has_evictions());
+    assert!(state.ledger().nodes().all(|node| node.idle().len() == 8));
+}
+
+/// kube-scheduler has a reason of its own to keep the second pod from every node, such as a volume.
+#[test]
+fn a_gang_whose_places_are_never_used_gives_its_gpus_back() {
+    let mut state = evicting(&["a", "b"]);
+    let pods = gang("train", 1);
+    pods.iter().for_each(|pod| set_pod(&mut state, pod));
+    let nodes = passed(&ask(&mut state, &pods[0], &NODES, 0));
+    bind_member(&mut state, &pods[0], &nodes[0], 0);
+    let mut evicted = Vec::new();
+    for now in (0..=PATIENCE).step_by(60) {
+        assert_eq!(evicted, [""; 0]);
+        ask(&mut state, &pods[1], &NODES, now);
+        state.expire_gangs(at(now));
+        evicted = evict_all(&mut state, now);
+    }
+    assert_eq!(evicted, ["train-0"]);
+}
+
+#[test]
+fn a_half_bound_gang_stays_without_evictions_with_a_mark_and_if_its_pods_come_back() {
+    for (evict, change) in [(false, (|pod| pod) as fn(Value) -> Value), (true, marked as fn(Value) -> Value)]
+    {
+        let (mut state, _) = half_bound(evict, change);
+        state.expire_gangs(at(0));
+        let notices = state.expire_gangs(at(PATIENCE));
+        assert!(notices[0].message.contains("the pods with GPUs keep them"), "{notices:?}");
+        assert_eq!(state.expire_gangs(at(PATIENCE + 1)), [], "the event comes once in a while");
+        assert_eq!(state.next_eviction(at(PATIENCE + 1)), None);
+    }
+    let (mut state, _) = half_bound(true, |pod| pod);
+    state.expire_gangs(at(0));
+    let mut again = gang("train", 1)[1].clone();
+    again["metadata"]["uid"] = "uid-again".into();
+    set_pod(&mut state, &again);
+    let node = passed(&ask(&mut state, &again, &NODES, PATIENCE - 1));
+    bind_member(&mut state, &again, &node[0], PATIENCE - 1);
+    assert_eq!(state.expire_gangs(at(PATIENCE)), []);
+    assert_eq!(state.next_eviction(at(PATIENCE)), None);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
