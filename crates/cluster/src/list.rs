@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use tessera_wire::foreign::objects::{Node, Pod};
-use tessera_wire::foreign::pod_group::{PLURAL, POD_GROUP_APIS, PodGroup, PodGroupApi};
+use tessera_wire::foreign::pod_group::{PodGroup, PodGroupApi};
 use tessera_wire::tessera::gang::GangKey;
 
 use crate::causes::innermost;
@@ -123,16 +123,16 @@ pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Pod, Ap
     get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await
 }
 
-/// Reads the PodGroup of a gang, or returns `None` if there is none, or none that may be read.
+/// Reads the object with the size of a gang, or returns `None` if there is none, or none that may be read.
 pub async fn pod_group(client: &Client, gang: &GangKey) -> Option<PodGroup> {
     #[derive(Deserialize)]
     struct Object {
         #[serde(default)]
         spec: serde_json::Value,
     }
-    let PodGroupApi { group, version, .. } = POD_GROUP_APIS.iter().find(|api| api.origin == gang.origin)?;
+    let PodGroupApi { group, version, plural, .. } = PodGroupApi::of(gang.origin)?;
     let GangKey { namespace, name, origin } = gang;
-    let path = format!("/apis/{group}/{version}/namespaces/{namespace}/{PLURAL}/{name}");
+    let path = format!("/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}");
     let object: Object = get(client, &path).await.ok()?;
     Some(PodGroup::new(*origin, namespace, name, &object.spec))
 }

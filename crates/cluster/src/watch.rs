@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use tessera_wire::foreign::disruption::Budget;
 use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim};
 use tessera_wire::foreign::objects::{Metadata, Node, Pod};
-use tessera_wire::foreign::pod_group::{PLURAL, PodGroup, PodGroupApi};
+use tessera_wire::foreign::pod_group::{PodGroup, PodGroupApi};
 use tessera_wire::foreign::resource_quota::ResourceQuota;
 
 use crate::causes::innermost;
@@ -121,12 +121,12 @@ pub fn classes(client: Client) -> impl Stream<Item = WatchChange<DeviceClass>> +
     })
 }
 
-/// Watches the PodGroups of one project in all namespaces.
+/// Watches the objects of one kind with the sizes of gangs in all namespaces.
 pub fn pod_groups(client: Client, api: PodGroupApi) -> impl Stream<Item = WatchChange<PodGroup>> + Send {
-    let PodGroupApi { origin, group, version } = api;
-    let kind = GroupVersionKind::gvk(group, version, "PodGroup");
+    let PodGroupApi { origin, group, version, kind, plural } = api;
+    let kind = GroupVersionKind::gvk(group, version, kind);
     let objects: Api<DynamicObject> =
-        Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, PLURAL));
+        Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, plural));
     changes(watcher(objects, config(&Selection::default())), move |object: DynamicObject| {
         let meta = metadata(object.metadata);
         let spec = object.data.get("spec").unwrap_or(&serde_json::Value::Null);

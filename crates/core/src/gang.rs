@@ -303,11 +303,13 @@ fn gpu_count(request: &PodRequest) -> usize {
 /// The text names the gang and never a node, because kube-scheduler counts nodes by equal messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GangWait {
-    /// The pod names a PodGroup object that states the size of its gang, and the object does not exist.
-    #[error("gang {gang} waits for its PodGroup, which does not exist")]
+    /// An object states the size of the gang, such as a PodGroup that the pod names, and the object does not exist.
+    #[error("gang {gang} waits for its {kind}, which does not exist")]
     NoGroup {
         /// The gang of the pod.
         gang: String,
+        /// Kind of the object.
+        kind: &'static str,
     },
     /// Pods of the gang do not exist yet.
     #[error("gang {gang} waits for its pods: {present} of {size} exist")]

@@ -1,4 +1,4 @@
-//! Watches the PodGroups of each project where the API server serves them.
+//! Watches the objects with the sizes of gangs, such as PodGroups and JobSets, where the API server serves them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,32 +6,38 @@ use std::time::Duration;
 use futures::StreamExt;
 use tessera_cluster::watch::{self, WatchChange};
 use tessera_cluster::{FailureLog, is_served};
-use tessera_wire::foreign::pod_group::{PLURAL, PodGroupApi};
+use tessera_wire::foreign::pod_group::PodGroupApi;
 
 use super::watches::watched;
 use crate::server::App;
 use crate::state::StateEvent;
 
-/// Interval at which the scheduler checks whether the API server serves the PodGroups of a project.
+/// Interval at which the scheduler checks whether the API server serves the objects of a kind.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Interval between attempts while the API server does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Watches the PodGroups of one project whenever the API server serves them. Calls `complete` after the first complete
+/// Watches the objects of one kind whenever the API server serves them. Calls `complete` after the first complete
 /// list, or as soon as it is known that they cannot be read.
 pub(super) async fn watch_pod_groups(app: Arc<App>, api: PodGroupApi, complete: impl Fn() + Send) {
     let mut trouble = FailureLog::default();
     loop {
-        match is_served(&app.client, api.group, api.version, PLURAL).await {
+        match is_served(&app.client, api.group, api.version, api.plural).await {
             Ok(true) => {
-                tracing::info!(group = api.group, version = api.version, "reading PodGroups");
+                tracing::info!(
+                    kind = api.kind,
+                    group = api.group,
+                    version = api.version,
+                    "reading the sizes of gangs"
+                );
                 watch_while_served(&app, api, &complete).await;
                 app.write().handle(StateEvent::PodGroupsWithdrawn(api.origin));
                 tracing::info!(
+                    kind = api.kind,
                     group = api.group,
                     version = api.version,
-                    "the API server no longer serves these PodGroups; their pods are placed one by one"
+                    "the API server no longer serves these objects; their pods are placed one by one"
                 );
             }
             Ok(false) => {
@@ -43,8 +49,9 @@ pub(super) async fn watch_pod_groups(app: Arc<App>, api: PodGroupApi, complete: 
                 if trouble.record(&error) {
                     tracing::warn!(
                         error,
+                        kind = api.kind,
                         group = api.group,
-                        "cannot learn whether the API server serves PodGroups; retrying"
+                        "cannot learn whether the API server serves the sizes of gangs; retrying"
                     );
                 }
                 // An API group that cannot be asked for must not keep the scheduler from its work.
@@ -55,7 +62,7 @@ pub(super) async fn watch_pod_groups(app: Arc<App>, api: PodGroupApi, complete: 
     }
 }
 
-/// Applies the PodGroups of one project until the API server no longer serves them. A watch that fails otherwise is
+/// Applies the objects of one kind until the API server no longer serves them. A watch that fails otherwise is
 /// repeated, and the objects known by then stay in force.
 async fn watch_while_served(app: &App, api: PodGroupApi, complete: impl Fn()) {
     let mut changes = std::pin::pin!(watch::pod_groups(app.client.clone(), api));
@@ -71,15 +78,16 @@ async fn watch_while_served(app: &App, api: PodGroupApi, complete: impl Fn()) {
                 app.retry_wait.record_change();
             }
             Err(lost) => {
-                if matches!(is_served(&app.client, api.group, api.version, PLURAL).await, Ok(false)) {
+                if matches!(is_served(&app.client, api.group, api.version, api.plural).await, Ok(false)) {
                     return;
                 }
                 let error = lost.to_string();
                 if trouble.record(&error) {
                     tracing::warn!(
                         error,
+                        kind = api.kind,
                         group = api.group,
-                        "cannot watch PodGroups; pods of groups that are not known are placed one by one"
+                        "cannot watch the sizes of gangs; pods of groups that are not known are placed one by one"
                     );
                 }
                 complete();

@@ -491,6 +491,12 @@ pub(crate) fn reservation_name(key: &GangKey) -> ReservationName {
         GangOrigin::Volcano => "volcano",
         GangOrigin::Kai => "kai",
         GangOrigin::Kubernetes => "kubernetes",
+        GangOrigin::JobSet => "jobset",
+        GangOrigin::PyTorchJob => "pytorchjob",
+        GangOrigin::TensorFlowJob => "tfjob",
+        GangOrigin::XgBoostJob => "xgboostjob",
+        GangOrigin::PaddleJob => "paddlejob",
+        GangOrigin::JaxJob => "jaxjob",
     };
     ReservationName(format!("gang/{origin}/{key}"))
 }

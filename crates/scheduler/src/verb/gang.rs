@@ -13,6 +13,7 @@ use tessera_core::units::{Count, NodeName, PodUid};
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::Pod;
+use tessera_wire::foreign::pod_group::PodGroupApi;
 use tessera_wire::tessera::gang::{self, GangKey, GangProgress};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 use tessera_wire::tessera::preferences::{BadPreference, BadPreferences};
@@ -127,7 +128,7 @@ impl State {
         self.announce(&uid, &membership, pod, now);
         let key = membership.gang;
         if self.lacks_pod_group(&key) {
-            return Ok(MemberVerdict::Wait(GangWait::NoGroup { gang: key.to_string() }));
+            return Ok(MemberVerdict::Wait(no_group(&key)));
         }
         let Some((_, status)) = self.gang_of(&uid) else { return Ok(MemberVerdict::Alone) };
         let find = |node: &NodeName| offered.iter().copied().find(|name| *name == node.0);
@@ -562,7 +563,7 @@ impl State {
     pub(crate) fn describe_waiting_gang(&self, uid: &PodUid) -> Option<String> {
         let lacking = self.gang_key_of(uid).filter(|key| self.lacks_pod_group(key));
         if let Some(key) = lacking {
-            return Some(GangWait::NoGroup { gang: key.to_string() }.to_string());
+            return Some(no_group(key).to_string());
         }
         let (key, status) = self.gang_of(uid)?;
         let GangStatus { size, present, settled, .. } = status;
@@ -576,6 +577,11 @@ impl State {
         };
         Some(GangProgress { size, present, settled }.describe(key, reserved_on, &unplaced))
     }
+}
+
+fn no_group(key: &GangKey) -> GangWait {
+    let kind = PodGroupApi::of(key.origin).map_or("PodGroup", |api| api.kind);
+    GangWait::NoGroup { gang: key.to_string(), kind }
 }
 
 fn not_offered<'n>(key: &GangKey) -> MemberVerdict<'n> {

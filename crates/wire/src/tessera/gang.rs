@@ -11,8 +11,11 @@ use tessera_core::units::NodeName;
 
 use crate::foreign::objects::Pod;
 
-/// Annotation with the gang of a pod: `NAME/SIZE`, or `SIZE` for the pods of one job.
+/// Annotation with the gang of a pod: `NAME/SIZE`, or `SIZE` for the pods of one job, or [`ALL`].
 pub const KEY: &str = "tessera.dev/gang";
+
+/// Value of [`KEY`] for all pods of a job whose object states their number.
+pub const ALL: &str = "all";
 
 /// Annotation with the topology level that a gang wants: `required=KEY` or `preferred=KEY`.
 pub const TOPOLOGY_KEY: &str = "tessera.dev/gang-topology";
@@ -35,13 +38,15 @@ const VOLCANO_OWN_ANNOTATION: &str = "scheduling.volcano.sh/group-name";
 /// Annotation of KAI with the name of a PodGroup.
 const KAI_ANNOTATION: &str = "pod-group-name";
 
+/// Label of JobSet with the name of the JobSet.
+const JOBSET_LABEL: &str = "jobset.sigs.k8s.io/jobset-name";
+
+/// Labels of Kubeflow's training operator: the name of the job, and the controller of its kind.
+const KUBEFLOW_NAME_LABEL: &str = "training.kubeflow.org/job-name";
+const KUBEFLOW_CONTROLLER_LABEL: &str = "training.kubeflow.org/operator-name";
+
 /// Labels with the name of the job that a pod belongs to, the outermost job first.
-const JOB_LABELS: [&str; 4] = [
-    "jobset.sigs.k8s.io/jobset-name",
-    "training.kubeflow.org/job-name",
-    "batch.kubernetes.io/job-name",
-    "job-name",
-];
+const JOB_LABELS: [&str; 4] = [JOBSET_LABEL, KUBEFLOW_NAME_LABEL, "batch.kubernetes.io/job-name", "job-name"];
 
 /// Annotations that [`membership`] reads.
 const ANNOTATIONS: [&str; 6] =
@@ -68,6 +73,18 @@ pub enum GangOrigin {
     Kai,
     /// The PodGroups of Kubernetes itself.
     Kubernetes,
+    /// A JobSet, with Tessera's annotation [`ALL`].
+    JobSet,
+    /// A job of Kubeflow's training operator for PyTorch, with Tessera's annotation [`ALL`], as the ones below.
+    PyTorchJob,
+    /// A job for TensorFlow.
+    TensorFlowJob,
+    /// A job for XGBoost.
+    XgBoostJob,
+    /// A job for PaddlePaddle.
+    PaddleJob,
+    /// A job for JAX.
+    JaxJob,
 }
 
 /// The identity of a gang.
@@ -86,7 +103,7 @@ pub struct GangKey {
 pub struct Membership {
     /// The gang of the pod.
     pub gang: GangKey,
-    /// Number of pods in the gang, or `None` if only its PodGroup object states it.
+    /// Number of pods in the gang, or `None` if only an object such as its PodGroup states it.
     pub size: Option<u32>,
     /// The topology level that the pod states for its gang.
     pub topology: TopologyWish,
@@ -98,6 +115,12 @@ pub enum BadGang {
     /// The value of Tessera's annotation is malformed.
     #[error("{KEY}: found {0:?}; write NAME/SIZE, such as train/4, or only SIZE for the pods of one job")]
     Value(String),
+    /// The value is [`ALL`], and no object that Tessera reads states the number of pods.
+    #[error(
+        "{KEY}: found \"all\" on a pod that belongs to no JobSet and no job of Kubeflow's training operator; write \
+         NAME/SIZE, such as train/4"
+    )]
+    NoJobObject,
     /// The size is out of range.
     #[error("{KEY}: found size {0}; write the number of pods in the gang, from 1 to {MAX_SIZE}")]
     Size(u32),
@@ -126,6 +149,12 @@ impl GangOrigin {
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Tessera => "the annotation tessera.dev/gang",
+            Self::JobSet => "the JobSet",
+            Self::PyTorchJob => "the PyTorchJob",
+            Self::TensorFlowJob => "the TFJob",
+            Self::XgBoostJob => "the XGBoostJob",
+            Self::PaddleJob => "the PaddleJob",
+            Self::JaxJob => "the JAXJob",
             Self::Coscheduling => "the label scheduling.x-k8s.io/pod-group",
             Self::Kueue => "the label kueue.x-k8s.io/pod-group-name",
             Self::Volcano => "the annotation scheduling.k8s.io/group-name",
@@ -172,8 +201,8 @@ pub fn is_key(key: &str) -> bool {
 pub fn check(annotations: &BTreeMap<String, String>) -> Result<(), BadGang> {
     topology(annotations)?;
     match annotations.get(KEY) {
-        Some(value) => parse(value).map(|_| ()),
-        None => Ok(()),
+        Some(value) if value != ALL => parse(value).map(|_| ()),
+        _ => Ok(()),
     }
 }
 
@@ -195,6 +224,10 @@ fn group<'p>(
     scheduling_group: impl FnOnce() -> Option<&'p String>,
 ) -> Result<Option<Group>, BadGang> {
     if let Some(value) = annotations.get(KEY) {
+        if value == ALL {
+            let (origin, name) = job_object(labels).ok_or(BadGang::NoJobObject)?;
+            return Ok(Some((origin, name.clone(), None)));
+        }
         let (name, size) = parse(value)?;
         let job = || JOB_LABELS.iter().find_map(|key| labels.get(*key));
         let name = name.or_else(|| job().map(String::as_str)).ok_or_else(|| BadGang::NoJob(value.clone()))?;
@@ -217,6 +250,23 @@ fn group<'p>(
         name.filter(|name| is_name(name)).map(|name| (origin, name.clone(), size))
     };
     Ok(sized.into_iter().find_map(named))
+}
+
+/// Returns the job with an object that states the number of its pods, by the labels that its controller writes.
+fn job_object(labels: &BTreeMap<String, String>) -> Option<(GangOrigin, &String)> {
+    if let Some(name) = labels.get(JOBSET_LABEL) {
+        return Some((GangOrigin::JobSet, name));
+    }
+    let origin = match labels.get(KUBEFLOW_CONTROLLER_LABEL)?.as_str() {
+        "pytorchjob-controller" => GangOrigin::PyTorchJob,
+        "tfjob-controller" => GangOrigin::TensorFlowJob,
+        "xgboostjob-controller" => GangOrigin::XgBoostJob,
+        "paddlejob-controller" => GangOrigin::PaddleJob,
+        "jaxjob-controller" => GangOrigin::JaxJob,
+        // The launcher of an MPIJob waits until its workers run, so they do not start at the same time.
+        _ => return None,
+    };
+    Some((origin, labels.get(KUBEFLOW_NAME_LABEL)?))
 }
 
 /// Parses `NAME/SIZE` or `SIZE`.
@@ -298,6 +348,20 @@ mod tests {
         check_group(&[], &both, group(GangOrigin::Tessera, Some(4)));
         check_group(&[("app", "train")], &[], None);
         check_group(&[], &[(KEY, "train/1")], None);
+    }
+
+    #[test]
+    fn all_pods_of_a_job_are_a_gang_of_the_size_that_its_object_states() {
+        let all = [(KEY, "all")];
+        let in_jobset = [(JOBSET_LABEL, "train"), ("job-name", "train-workers-0")];
+        check_group(&in_jobset, &all, Some((GangOrigin::JobSet, "train".to_owned(), None)));
+        let kubeflow = |controller| [(KUBEFLOW_NAME_LABEL, "train"), (KUBEFLOW_CONTROLLER_LABEL, controller)];
+        let group = Some((GangOrigin::PyTorchJob, "train".to_owned(), None));
+        check_group(&kubeflow("pytorchjob-controller"), &all, group);
+        assert_eq!(check(&map(&all)), Ok(()));
+        for labels in [&kubeflow("mpijob-controller")[..], &[("job-name", "train")], &[]] {
+            assert_eq!(read(labels, &all), Err(BadGang::NoJobObject));
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ export default {
   "semicolon": "; ",
   "comma": ", ",
   "gang.progress": "gang {1}: {2} of {3} pods exist, {4} have nodes",
-  "gang.no-group": "gang {1} waits for its PodGroup, which does not exist",
+  "gang.no-group": "gang {1} waits for its {2}, which does not exist",
   "gang.reserved": "its place is reserved on node {1}",
   "gang.settled": "all of them have nodes",
   "gang.incomplete": "it waits until all of them exist",

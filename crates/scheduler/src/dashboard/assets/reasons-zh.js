@@ -67,7 +67,7 @@ export default {
   "semicolon": "；",
   "comma": "、",
   "gang.progress": "Pod 组 {1}：{3} 个 Pod 中有 {2} 个已存在，{4} 个已有节点",
-  "gang.no-group": "Pod 组 {1} 等待它的 PodGroup，该对象不存在",
+  "gang.no-group": "Pod 组 {1} 等待它的 {2}，该对象不存在",
   "gang.reserved": "它的位置保留在节点 {1} 上",
   "gang.settled": "全部已有节点",
   "gang.incomplete": "等待全部 Pod 创建",

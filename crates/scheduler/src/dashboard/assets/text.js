@@ -156,7 +156,7 @@ export const REASONS = [
   [/^other resources that pods hold$/, "unchecked.resources"],
   // Parts of what is said of gangs, reservations and guarantees.
   [/^gang (.+): (\d+) of (\d+) pods exist, (\d+) have nodes$/, "gang.progress"],
-  [/^gang (.+) waits for its PodGroup, which does not exist$/, "gang.no-group"],
+  [/^gang (.+) waits for its (\w+), which does not exist$/, "gang.no-group"],
   [/^its place is reserved on node (\S+)$/, "gang.reserved"],
   [/^all of them have nodes$/, "gang.settled"],
   [/^it waits until all of them exist$/, "gang.incomplete"],

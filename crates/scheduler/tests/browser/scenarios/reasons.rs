@@ -78,7 +78,7 @@ fn of_nodes() -> Vec<String> {
     );
     let gang = || "team/train (the annotation)".to_owned();
     let gangs = every!(GangWait:
-        GangWait::NoGroup { .. } => [GangWait::NoGroup { gang: gang() }],
+        GangWait::NoGroup { .. } => [GangWait::NoGroup { gang: gang(), kind: "PodGroup" }],
         // The pages show these as parts of kube-scheduler's own message, which is not translated.
         GangWait::Incomplete { .. }
         | GangWait::NoRoom { .. }
