@@ -1,5 +1,5 @@
 //! The kubectl plugins. They show free GPUs, the pods that hold GPUs, and why a pod waits, with the
-//! user's own permissions. Only `cordon` and `uncordon` change anything.
+//! user's own permissions. Only `cordon`, `uncordon` and `defragment --apply` change anything.
 //!
 //! [`survey`] is the state of the cluster as a pure value, `show` formats it, and the other modules
 //! fetch and print.
@@ -32,8 +32,9 @@ use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use anyhow::Result;
 use clap::error::ErrorKind;
+use clap::{Args, Parser as _};
 use tessera_cluster::ApiError;
 
 pub use self::plugin::Plugin;
@@ -65,16 +66,37 @@ pub fn main(default: Plugin) -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return bad_usage(plugin, &error),
     };
+    let outcome = runtime.block_on(run::run(arguments, context(plugin)));
+    // A watch may still hold a connection. Exit without waiting for it.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| fail(&error))
+}
+
+/// The command `defragment` of `kubectl inspect gpu`, for the program `tessera`, which has it under its own name.
+#[derive(Debug, Args)]
+pub struct DefragmentCommand {
+    #[command(flatten)]
+    source: options::SourceOptions,
+    #[command(flatten)]
+    options: args::Defragment,
+}
+
+impl DefragmentCommand {
+    /// Plans the moves and carries them out if asked to.
+    pub async fn run(self) -> Result<ExitCode> {
+        let action = args::CliAction::Run(args::Command::Defragment(self.options));
+        Box::pin(run::run(Arguments { source: self.source, action }, context(Plugin::Gpu))).await
+    }
+}
+
+/// Returns what is known of the terminal.
+fn context(plugin: Plugin) -> Context {
     let terminal = std::io::stdout().is_terminal();
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let columns =
         terminal_size::terminal_size().map(|(terminal_size::Width(columns), _)| usize::from(columns));
     let columns = columns.filter(|_| terminal);
-    let context = Context { plugin, paint: Paint { on: terminal && !no_color }, terminal, columns };
-    let outcome = runtime.block_on(run::run(arguments, context));
-    // A watch may still hold a connection. Exit without waiting for it.
-    runtime.shutdown_background();
-    outcome.unwrap_or_else(|error| fail(&error))
+    Context { plugin, paint: Paint { on: terminal && !no_color }, terminal, columns }
 }
 
 /// Prints help and the version to standard output. Prints any other message as an error that points

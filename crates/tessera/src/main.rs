@@ -3,6 +3,7 @@
 //! Exit codes: 0 success, 1 a negative answer, 2 invalid input.
 
 mod agent;
+mod defragment;
 mod demo;
 #[cfg(test)]
 mod documentation;
@@ -51,6 +52,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Agent(Box<agent::Arguments>),
+    Defragment(defragment::Arguments),
     Demo(demo::Arguments),
     Inventory(inventory::Arguments),
     Metrics(metrics::Arguments),
@@ -65,6 +67,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match parse_command_line().command {
         Command::Agent(arguments) => agent::run(*arguments),
+        Command::Defragment(arguments) => defragment::run(arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Metrics(arguments) => metrics::run(arguments),

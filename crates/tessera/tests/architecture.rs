@@ -62,6 +62,8 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
             "tessera-node",
             "tessera-cluster",
             "tessera-agent",
+            // `tessera defragment` is the command of the plugins.
+            "tessera-cli",
             "tessera-profile",
             "tessera-scheduler",
             "tessera-serve",

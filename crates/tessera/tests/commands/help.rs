@@ -4,6 +4,7 @@ use super::{section, tessera};
 
 pub(super) const COMMANDS: &[&[&str]] = &[
     &["agent"],
+    &["defragment"],
     &["demo"],
     &["inventory"],
     &["metrics"],
