@@ -195,6 +195,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "queues",
+        "Kueue admits Jobs, JobSets and groups of pods by quotas of our resources, and they get their GPUs as gangs",
+        Enclosed(scheduler::queues),
+        Always
+    ),
+    scenario!(
         "evictions",
         "a gang displaces one of lower priority as a whole, a borrower gives back, within budgets and only with --evict",
         Enclosed(scheduler::evictions),

@@ -39,6 +39,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub(crate) const ALL: Self = Self { scheduler: true, controllers: true };
+    pub(crate) const NONE: Self = Self { scheduler: false, controllers: false };
 }
 
 /// A running control plane. Dropping it ends it.

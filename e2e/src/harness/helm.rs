@@ -1,6 +1,6 @@
 //! Helm and kubectl, as an administrator runs them, and the image that ships.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use tokio::process::Command;
@@ -44,8 +44,19 @@ impl Cluster {
 impl Harness {
     /// Loads an image with kube-scheduler.
     pub(crate) fn load_kube_scheduler_image(&self, node: &RealNode, name: &str) -> Result<()> {
-        let archive = self.state("image")?.join("kube-scheduler.tar");
-        image::write_program(&archive, name, "kube-scheduler", &self.programs().join("kubernetes"))?;
+        self.load_program(node, name, "bin/kube-scheduler", &self.programs().join("kubernetes"))
+    }
+
+    /// Loads an image with one static program at `place`.
+    pub(crate) fn load_program(
+        &self,
+        node: &RealNode,
+        name: &str,
+        place: &str,
+        program: &Path,
+    ) -> Result<()> {
+        let archive = self.state("image")?.join("program.tar");
+        image::write_program(&archive, name, place, program)?;
         node.import_image(self, &archive)
     }
 

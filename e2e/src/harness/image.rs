@@ -18,11 +18,11 @@ pub(crate) fn write_archive(path: &Path, busybox: &Path) -> Result<()> {
     write(path, IMAGE, &layer(busybox)?)
 }
 
-/// Writes an image with one static program, which is found by its name.
-pub(crate) fn write_program(path: &Path, image: &str, name: &str, program: &Path) -> Result<()> {
+/// Writes an image with one static program at `place`.
+pub(crate) fn write_program(path: &Path, image: &str, place: &str, program: &Path) -> Result<()> {
     let content = fs::read(program).with_context(|| program.display().to_string())?;
     let mut layer = tar::Builder::new(Vec::new());
-    append_file(&mut layer, &format!("bin/{name}"), &content, 0o755)?;
+    append_file(&mut layer, place, &content, 0o755)?;
     write(path, image, &layer.into_inner()?)
 }
 

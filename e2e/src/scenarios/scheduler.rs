@@ -19,6 +19,7 @@ mod install;
 mod kills;
 mod pairs;
 mod pods;
+mod queues;
 mod random;
 mod replay;
 mod throughput;
@@ -42,8 +43,8 @@ pub(crate) use self::{
     capacity::run as capacity, claims::run as claims, defragment::run as defragment,
     dialects::run as dialects, evictions::run as evictions, examples::run as examples,
     filter_only::run as filter_only, gangs::run as gangs, hami::run as hami, inspect::run as inspect,
-    install::run as install, kills::run as kills, pairs::run as pairs, random::run as random,
-    replay::run as replay, throughput::run as throughput, together::run as together,
+    install::run as install, kills::run as kills, pairs::run as pairs, queues::run as queues,
+    random::run as random, replay::run as replay, throughput::run as throughput, together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

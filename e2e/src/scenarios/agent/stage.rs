@@ -73,10 +73,24 @@ impl Stage {
         registration: &str,
         flags: &[String],
     ) -> Result<Self> {
+        Self::start_beside(harness, registration, flags, Parts::NONE).await
+    }
+
+    /// Starts the agent in a cluster with kube-controller-manager.
+    pub(in crate::scenarios) async fn start_with_controllers(harness: &Harness) -> Result<Self> {
+        Self::start_beside(harness, "auto", &[], Parts { scheduler: false, controllers: true }).await
+    }
+
+    async fn start_beside(
+        harness: &Harness,
+        registration: &str,
+        flags: &[String],
+        parts: Parts,
+    ) -> Result<Self> {
         let gpus = harness.state("gpus")?.join("gpus.json");
         fs::write(&gpus, inventory::print(&eight_gpus()))?;
         let more = [format!("--gpus=simulated:{}", gpus.display()), format!("--registration={registration}")];
-        Self::launch(harness, gpus, offered(8, 81_920), &[flags, &more].concat()).await
+        Self::launch(harness, parts, gpus, offered(8, 81_920), &[flags, &more].concat()).await
     }
 
     /// Starts the agent with the GPUs of this host.
@@ -85,7 +99,8 @@ impl Stage {
         offered: Offered,
         flags: &[String],
     ) -> Result<Self> {
-        Self::launch(harness, PathBuf::new(), offered, flags).await
+        let parts = Parts::NONE;
+        Self::launch(harness, parts, PathBuf::new(), offered, flags).await
     }
 
     /// Starts an agent that serves claims only, with kube-scheduler and the controllers that claims need.
@@ -93,7 +108,7 @@ impl Stage {
         let gpus = harness.state("gpus")?.join("gpus.json");
         fs::write(&gpus, inventory::print(&eight_gpus()))?;
         let flags = [format!("--gpus=simulated:{}", gpus.display()), CLAIMS.to_owned()];
-        Self::launch(harness, gpus, Vec::new(), &flags).await
+        Self::launch(harness, Parts::ALL, gpus, Vec::new(), &flags).await
     }
 
     /// The same with the GPUs of this host.
@@ -102,11 +117,12 @@ impl Stage {
         flags: &[String],
     ) -> Result<Self> {
         let flags = [flags, &[CLAIMS.to_owned()]].concat();
-        Self::launch(harness, PathBuf::new(), Vec::new(), &flags).await
+        Self::launch(harness, Parts::ALL, PathBuf::new(), Vec::new(), &flags).await
     }
 
     async fn launch(
         harness: &Harness,
+        parts: Parts,
         gpus: PathBuf,
         mut offered: Offered,
         flags: &[String],
@@ -116,7 +132,6 @@ impl Stage {
             *amount = (amount.parse::<u16>()? * slots.unwrap_or(1)).to_string();
         }
         let has_claims = flags.iter().any(|flag| flag == CLAIMS);
-        let parts = Parts { scheduler: has_claims, controllers: has_claims };
         let cluster = Cluster::start(harness, parts).await?;
         // The node copies the mounts that exist when it starts.
         let grants = harness.state("grants")?;
