@@ -66,7 +66,7 @@ pub use self::{
         AccountSample, ContainerTime, Escape, GpuProcess, LibraryMapping, PodContainer, ProcessState,
         TimeTotals, UsageSample,
     },
-    view::{ContainerView, PodView, View},
+    view::{ClaimView, ClaimedGpu, ContainerView, PodView, View},
     warning::Warning,
 };
 use self::{

@@ -54,6 +54,21 @@ pub struct ContainerDevices {
     pub name: String,
     /// Device IDs by resource name.
     pub ids: BTreeMap<String, BTreeSet<String>>,
+    /// Devices that the container has by claims.
+    pub claimed: BTreeSet<ClaimedDevice>,
+}
+
+/// Device that a container has by a claim in the namespace of its pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimedDevice {
+    /// Name of the claim.
+    pub claim: String,
+    /// Name of the driver.
+    pub driver: String,
+    /// Name of the device in the driver's pool of this node.
+    pub device: String,
+    /// Identity of the share, if several claims can hold the device.
+    pub share_id: Option<String>,
 }
 
 /// Reason why the kubelet's list is not available.
@@ -142,5 +157,13 @@ fn container_devices(container: proto::ContainerResources) -> ContainerDevices {
     for entry in container.devices {
         ids.entry(entry.resource_name).or_default().extend(entry.device_ids);
     }
-    ContainerDevices { name: container.name, ids }
+    let claimed = container.dynamic_resources.into_iter().flat_map(|claim| {
+        claim.claim_resources.into_iter().map(move |device| ClaimedDevice {
+            claim: claim.claim_name.clone(),
+            driver: device.driver_name,
+            device: device.device_name,
+            share_id: device.share_id,
+        })
+    });
+    ContainerDevices { name: container.name, ids, claimed: claimed.collect() }
 }

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use tessera_node::pod_resources::{PodResources, PodResourcesError};
+use tessera_node::pod_resources::{ClaimedDevice, PodResources, PodResourcesError};
 use tessera_wire::kubelet::pod_resources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
-    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
-    PodResources as Listed,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ClaimResource, ContainerDevices,
+    ContainerResources, DynamicResource, GetPodResourcesRequest, GetPodResourcesResponse,
+    ListPodResourcesRequest, ListPodResourcesResponse, PodResources as Listed,
     pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer},
 };
 use tokio::net::UnixListener;
@@ -33,9 +33,21 @@ impl PodResourcesLister for RateLimited {
             device_ids: vec![id.into()],
             topology: None,
         };
+        let claimed = ClaimResource {
+            driver_name: "gpu.example.com".into(),
+            device_name: "gpu-1".into(),
+            share_id: Some("s".into()),
+            ..ClaimResource::default()
+        };
+        let claim = DynamicResource {
+            claim_name: "c".into(),
+            claim_resources: vec![claimed],
+            ..DynamicResource::default()
+        };
         let container = ContainerResources {
             name: "main".into(),
             devices: vec![device("x/core", "b"), device("x/mem", "m"), device("x/core", "a")],
+            dynamic_resources: vec![claim],
             ..ContainerResources::default()
         };
         let pod = Listed { name: "p".into(), namespace: "n".into(), containers: vec![container] };
@@ -78,6 +90,13 @@ async fn collects_the_ids_and_retries_after_the_rate_limit() {
     let ids = &pods[0].containers[0].ids;
     assert_eq!(ids["x/core"], ["a".to_owned(), "b".to_owned()].into());
     assert_eq!(ids["x/mem"], ["m".to_owned()].into());
+    let claimed = ClaimedDevice {
+        claim: "c".into(),
+        driver: "gpu.example.com".into(),
+        device: "gpu-1".into(),
+        share_id: Some("s".into()),
+    };
+    assert_eq!(pods[0].containers[0].claimed, [claimed].into());
     assert_eq!(pod_resources.offered().await.unwrap(), ["x/core".to_owned()].into());
 }
 

@@ -6,7 +6,7 @@ mod files;
 mod prepare;
 mod publish;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::{
     grant::{ContainerGrant, GpuUsage, Hold, PodGrant},
@@ -15,13 +15,17 @@ use tessera_core::{
 };
 use tessera_wire::{
     foreign::objects::Pod,
-    tessera::dra::{PreparedClaim, PreparedGpu},
+    tessera::dra::{PreparedClaim, PreparedGpu, request_directory},
 };
 
 pub use self::error::ClaimError;
 pub use self::files::ClaimFiles;
 use self::{prepare::Preparing, publish::SlicePublication};
-use super::{CallId, inventory::NodeGpus};
+use super::{
+    CallId,
+    inventory::NodeGpus,
+    view::{ClaimView, ClaimedGpu},
+};
 
 /// Claims on this node, and what was published about its GPUs.
 #[derive(Debug, Default)]
@@ -54,28 +58,91 @@ impl Claims {
         self.prepared.values().map(|claim| claim_grant(claim, node, gpus))
     }
 
-    /// Returns what a container of a pod holds by its claims, each GPU once. Shares of one GPU add up.
+    /// Returns what a container of a pod holds by its claims, each GPU once. Shares of one GPU add up, also those of
+    /// requests of the same claim that the container does not use: the requests have one grant.
     pub(super) fn of_container(&self, gpus: &NodeGpus, pod: &Pod, container: &str) -> Vec<(GpuIndex, Hold)> {
         let mut held: BTreeMap<GpuIndex, GpuUsage> = BTreeMap::new();
-        for used in pod.claimed_requests().filter(|used| used.container == container) {
-            let is_claim = |claim: &&PreparedClaim| {
-                claim.namespace == pod.metadata.namespace && claim.name == used.claim
-            };
-            let devices = self.prepared.values().filter(is_claim).flat_map(|claim| &claim.devices);
-            for device in
-                devices.filter(|device| used.request.is_none_or(|name| main_request(device) == name))
-            {
-                if let (Some(index), Some(hold)) = (index_of(gpus, device), device.hold) {
-                    let usage = held.entry(index).or_default();
-                    *usage = usage.plus(GpuUsage::of(hold));
+        for (uid, _, used) in self.used_by(gpus, pod).into_iter().filter(|(_, user, _)| *user == container) {
+            let claim = self.prepared.get(uid);
+            for (gpu, usage) in claim.into_iter().flat_map(|claim| usage_of(claim, gpus)) {
+                if used.contains(&gpu.0) {
+                    let sum = held.entry(gpu).or_default();
+                    *sum = sum.plus(usage);
                 }
             }
         }
-        let hold = |usage: GpuUsage| match usage.whole {
-            true => Hold::Whole,
-            false => Hold::Share { compute_percent: usage.compute_percent, memory: usage.memory },
+        held.into_iter().map(|(gpu, usage)| (gpu, hold_of(usage))).collect()
+    }
+
+    /// Returns the claims that a pod uses: UID, container, and the GPUs of which the container's requests hold a part.
+    pub(super) fn used_by<'a>(
+        &'a self,
+        gpus: &NodeGpus,
+        pod: &'a Pod,
+    ) -> Vec<(&'a str, &'a str, BTreeSet<u8>)> {
+        let mut used: BTreeMap<(&str, &str), BTreeSet<u8>> = BTreeMap::new();
+        for request in pod.claimed_requests() {
+            let is_claim = |claim: &&PreparedClaim| {
+                claim.namespace == pod.metadata.namespace && claim.name == request.claim
+            };
+            let is_used = |device: &&PreparedGpu| {
+                device.hold.is_some() && request.request.is_none_or(|name| main_request(device) == name)
+            };
+            for claim in self.prepared.values().filter(is_claim) {
+                let devices = claim.devices.iter().filter(is_used);
+                let indexes = devices.filter_map(|device| Some(index_of(gpus, device)?.0));
+                used.entry((&claim.uid, request.container)).or_default().extend(indexes);
+            }
+        }
+        used.retain(|_, gpus| !gpus.is_empty());
+        used.into_iter().map(|((claim, container), gpus)| (claim, container, gpus)).collect()
+    }
+
+    /// Returns all claims with what they hold, sorted by namespace and name.
+    pub(super) fn views(&self, gpus: &NodeGpus) -> Vec<ClaimView> {
+        let view = |claim: &PreparedClaim| {
+            let directory = |gpu: GpuIndex| {
+                let is_on =
+                    |device: &&PreparedGpu| device.hold.is_some() && index_of(gpus, device) == Some(gpu);
+                let device = claim.devices.iter().find(is_on);
+                device.map(|device| request_directory(claim.grant_of(&device.request))).unwrap_or_default()
+            };
+            let held = usage_of(claim, gpus).into_iter();
+            let gpus = held.map(|(gpu, usage)| ClaimedGpu {
+                gpu: gpu.0,
+                hold: hold_of(usage),
+                directory: directory(gpu),
+            });
+            ClaimView {
+                uid: PodUid(claim.uid.clone()),
+                namespace: claim.namespace.clone(),
+                name: claim.name.clone(),
+                gpus: gpus.collect(),
+                users: Vec::new(),
+            }
         };
-        held.into_iter().map(|(gpu, usage)| (gpu, hold(usage))).collect()
+        let mut views: Vec<ClaimView> = self.prepared.values().map(view).collect();
+        views.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        views
+    }
+}
+
+/// Returns what a claim holds of each GPU.
+fn usage_of(claim: &PreparedClaim, gpus: &NodeGpus) -> BTreeMap<GpuIndex, GpuUsage> {
+    let mut held: BTreeMap<GpuIndex, GpuUsage> = BTreeMap::new();
+    for device in &claim.devices {
+        if let (Some(index), Some(hold)) = (index_of(gpus, device), device.hold) {
+            let usage = held.entry(index).or_default();
+            *usage = usage.plus(GpuUsage::of(hold));
+        }
+    }
+    held
+}
+
+fn hold_of(usage: GpuUsage) -> Hold {
+    match usage.whole {
+        true => Hold::Whole,
+        false => Hold::Share { compute_percent: usage.compute_percent, memory: usage.memory },
     }
 }
 

@@ -42,6 +42,8 @@ pub struct View {
     pub pods: Vec<PodView>,
     /// Containers that hold GPUs.
     pub containers: Vec<ContainerView>,
+    /// Claims that are prepared, sorted by namespace and name.
+    pub claims: Vec<ClaimView>,
     /// Containers with GPUs of another device plugin: namespace, pod, container. The devices do not
     /// identify the GPUs.
     pub served_by_others: BTreeSet<(String, String, String)>,
@@ -53,6 +55,32 @@ pub struct View {
     pub escapes: Vec<(PodUid, String, Escape, u64)>,
     /// Processes outside their grant now: pod, container, GPU, and how many.
     pub escaped: Vec<(PodUid, String, GpuUuid, usize)>,
+}
+
+/// A claim that is prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimView {
+    /// UID of the claim.
+    pub uid: PodUid,
+    /// Namespace of the claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub name: String,
+    /// What the claim holds.
+    pub gpus: Vec<ClaimedGpu>,
+    /// Containers that use the claim: name of the pod, name of the container, and indexes of the GPUs.
+    pub users: Vec<(String, String, BTreeSet<u8>)>,
+}
+
+/// What a claim holds of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedGpu {
+    /// Index of the GPU.
+    pub gpu: u8,
+    /// Sum of what the claim holds of the GPU.
+    pub hold: Hold,
+    /// Name of the grant directory in which the claim has the GPU.
+    pub directory: String,
 }
 
 /// A pod, as far as it is needed to attribute processes to it.
@@ -182,6 +210,7 @@ impl Agent {
             pods: self.pods.iter().map(|(uid, pod)| pod_view(uid, pod)).collect(),
             pci: gpus.map(|gpus| gpus.found.pci.clone()).unwrap_or_default(),
             containers,
+            claims: self.claim_list(),
             served_by_others: self.kubelet.served_by_others(gpus),
             overbooked: self.holdings().overbooked(&ledger),
             cordoned: self.cordoned().iter().map(|gpu| gpu.0).collect(),
@@ -203,6 +232,21 @@ impl Agent {
         let uuids = self.publication.cordoned();
         let gpus = self.inventory.gpus().map(|gpus| gpus.node.gpus()).unwrap_or_default();
         gpus.iter().filter(|gpu| uuids.contains(&*gpu.uuid.0)).map(|gpu| gpu.index).collect()
+    }
+
+    /// Returns all prepared claims with the containers that use them.
+    fn claim_list(&self) -> Vec<ClaimView> {
+        let Some(gpus) = self.inventory.gpus() else { return Vec::new() };
+        let mut claims = self.claims.views(gpus);
+        for (_, pod) in self.pods.active() {
+            for (claim, container, used) in self.claims.used_by(gpus, pod) {
+                let is_claim = |view: &&mut ClaimView| view.uid.0 == claim;
+                if let Some(view) = claims.iter_mut().find(is_claim) {
+                    view.users.push((pod.metadata.name.clone(), container.to_owned(), used));
+                }
+            }
+        }
+        claims
     }
 
     /// Returns the containers of a pod that hold GPUs by claims.

@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub gpus: Vec<GpuSnapshot>,
     /// Containers with a grant or a process on a GPU, sorted by namespace, pod and name.
     pub containers: Vec<ContainerSnapshot>,
+    /// Claims that are prepared, sorted by namespace and name.
+    pub claims: Vec<ClaimSnapshot>,
     /// Processes on GPUs, sorted by GPU and PID.
     pub processes: Vec<ProcessSnapshot>,
     /// Availability of the data sources.
@@ -136,6 +138,23 @@ pub struct ContainerSnapshot {
     pub shares: Vec<ShareSnapshot>,
     /// Detected escapes from the grant, with their number.
     pub escapes: Vec<(Escape, u64)>,
+}
+
+/// State of one claim on one of its GPUs.
+#[derive(Clone, Debug)]
+pub struct ClaimSnapshot {
+    /// Namespace of the claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub name: String,
+    /// Position of the GPU in [`Snapshot::gpus`].
+    pub gpu: usize,
+    /// What the claim holds of the GPU.
+    pub hold: Hold,
+    /// Containers that use the claim on this GPU: name of the pod, and name of the container.
+    pub users: Vec<(String, String)>,
+    /// Totals that the library and the arbiter report for all these containers together.
+    pub report: Option<ShareReport>,
 }
 
 /// Grant and usage of one container on one GPU.

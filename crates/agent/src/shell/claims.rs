@@ -228,6 +228,7 @@ mod tests {
             device: "gpu-0".into(),
             gpu: "GPU-0".into(),
             hold: Some(Hold::Whole),
+            cores_limit: None,
             share_id: None,
         };
         let claim =

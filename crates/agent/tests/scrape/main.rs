@@ -11,7 +11,7 @@ mod text;
 use std::{collections::BTreeSet, path::Path};
 
 use stage::{Stage, crowded, share, uuid};
-use tessera_agent::controller::Escape;
+use tessera_agent::controller::{ClaimView, ClaimedGpu, Escape};
 use tessera_agent::exporter::{
     ContainerKey, ShareReport, ShareReports, Snapshot,
     families::{self, MetricsOptions, PodMemoryLabels, VOCABULARIES},
@@ -293,6 +293,41 @@ fn dashboard_and_alerts_use_existing_metrics() {
     }
 }
 
+/// Returns the node with a claim that two containers share.
+fn node_with_a_claim() -> Snapshot {
+    let mut stage = busy_node();
+    let key = ContainerKey { uid: PodUid("claim-uid".into()), container: "gpu".into() };
+    let report = ShareReport { throttled_seconds: 1.5, waits: 3, denied_bytes: 7, ..ShareReport::default() };
+    stage.meter.report(ShareReports::from([((key, uuid(1).as_str().into()), report)]), 1.0, 1.0);
+    let users = ["one", "two"].map(|pod| (pod.to_owned(), "main".to_owned(), BTreeSet::from([1])));
+    stage.view.claims.push(ClaimView {
+        uid: PodUid("claim-uid".into()),
+        namespace: "team-a".into(),
+        name: "shared".into(),
+        gpus: vec![ClaimedGpu { gpu: 1, hold: share(1, 30, 8192).1, directory: "gpu".into() }],
+        users: users.into(),
+    });
+    stage.snapshot()
+}
+
+#[test]
+fn a_claim_counts_once_and_names_its_containers() {
+    let text = families::metrics(&node_with_a_claim(), &everything(), Format::Plain);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("tessera_claim_")).collect();
+    let labels = format!("namespace=\"team-a\",claim=\"shared\",gpu=\"1\",uuid=\"{}\"", uuid(1));
+    let expected = [
+        format!("tessera_claim_memory_granted_bytes{{{labels}}} 8589934592"),
+        format!("tessera_claim_compute_granted_ratio{{{labels}}} 0.3"),
+        format!("tessera_claim_throttled_seconds_total{{{labels}}} 1.5"),
+        format!("tessera_claim_throttle_waits_total{{{labels}}} 3"),
+        format!("tessera_claim_memory_denied_bytes_total{{{labels}}} 7"),
+        format!("tessera_claim_window_seconds_total{{{labels}}} 0"),
+        format!("tessera_claim_container_info{{{labels},pod=\"one\",container=\"main\"}} 1"),
+        format!("tessera_claim_container_info{{{labels},pod=\"two\",container=\"main\"}} 1"),
+    ];
+    assert_eq!(lines, expected);
+}
+
 #[test]
 fn the_reference_lists_every_family() {
     let mut stage = busy_node();
@@ -304,7 +339,7 @@ fn the_reference_lists_every_family() {
     stage.sample_with(enable_mig);
     stage.sample_with(enable_mig);
     let few = MetricsOptions { max_processes: 3, ..everything() };
-    let text = [busy, hidden, broken, stage.snapshot()]
+    let text = [busy, hidden, broken, node_with_a_claim(), stage.snapshot()]
         .map(|snapshot| families::metrics(&snapshot, &few, Format::Plain))
         .concat();
     let missing: Vec<String> =

@@ -11,6 +11,7 @@ mod held;
 mod prepared;
 mod request;
 mod selectors;
+mod share_config;
 mod slice;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,10 @@ use tessera_core::units::GpuIndex;
 pub use self::allocation::{BadAllocation, ClaimHold, claim_holds, claim_usage, pool};
 pub use self::attributes::GpuDetails;
 pub use self::correction::{cleared, reallocated};
-pub use self::held::{Fixed, claim_parts, exchange, served_dialects, waiting_requests};
-pub use self::prepared::{BadRecord, PreparedClaim, PreparedGpu, request_directory};
+pub use self::held::{Fixed, claim_parts, exchange, is_plain, names_gpus, served_dialects, waiting_requests};
+pub use self::prepared::{BadRecord, GrantedGpu, PreparedClaim, PreparedGpu, request_directory};
 pub use self::request::{BadRequest, gpu_request};
+pub use self::share_config::{BadShareConfig, ShareConfig, share_config};
 pub use self::slice::{NodeDevices, Sharing, TAINT_KEY, is_shared, slice, slice_name};
 
 /// Name of the driver, in slices, allocations and classes.

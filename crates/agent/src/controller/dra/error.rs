@@ -1,6 +1,6 @@
 //! Why a claim cannot be prepared or released. The text reaches the events of the pod.
 
-use tessera_wire::tessera::dra::BadAllocation;
+use tessera_wire::tessera::dra::{BadAllocation, BadShareConfig};
 
 use super::super::{NotEnforceable, ShellError};
 
@@ -43,6 +43,14 @@ pub enum ClaimError {
         claim: String,
         /// What is wrong with the allocation.
         reason: BadAllocation,
+    },
+    /// The settings of the claim or its class mean nothing.
+    #[error("claim {claim}: {reason}; delete the claim and the pod, and correct the claim or its class")]
+    Config {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// What is wrong with the settings.
+        reason: BadShareConfig,
     },
     /// A GPU of the claim is not usable.
     #[error(

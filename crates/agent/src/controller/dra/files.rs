@@ -14,7 +14,7 @@ use tessera_wire::{
         cdi::{self, BindMount, ContainerEdits},
         container_response::GrantedContainer,
     },
-    tessera::dra::{PreparedClaim, PreparedGpu, request_directory},
+    tessera::dra::{GrantedGpu, PreparedClaim, PreparedGpu, request_directory},
 };
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
 pub struct ClaimFiles {
     /// The record of the claim.
     pub claim: PreparedClaim,
-    /// Limits of each request, as if the claim were a pod and its requests were containers.
+    /// Limits of each grant, as if the claim were a pod and its requests were containers.
     pub limits: Vec<ContainerLimits>,
     /// CDI device of each request.
     pub edits: Vec<ContainerEdits>,
@@ -36,7 +36,8 @@ pub struct ClaimFiles {
 /// Returns the files of a claim.
 ///
 /// A request with whole GPUs has limits too: a container may use it beside a share, and the library needs to know
-/// the GPU then. Administrative access has none, because the claim holds nothing.
+/// the GPU then. Administrative access has none, because the claim holds nothing. Requests with parts of one GPU have
+/// the same grant, so their containers share the sum of the parts.
 pub(super) fn claim_files(
     claim: &PreparedClaim,
     settings: &AgentSettings,
@@ -48,6 +49,7 @@ pub(super) fn claim_files(
     for request in claim.requests() {
         let devices: Vec<&PreparedGpu> = claim.of_request(request).collect();
         let directory = request_directory(request);
+        let of_grant = claim.grant_of(request);
         let grant = ContainerGrant {
             container: request.to_owned(),
             role: ContainerRole::Main,
@@ -76,9 +78,10 @@ pub(super) fn claim_files(
         let held: Vec<(&PreparedGpu, Hold)> =
             devices.iter().filter_map(|device| Some((*device, device.hold?))).collect();
         if !held.is_empty() {
-            let host = format!("{}/{}/{directory}", settings.grants, claim.uid);
-            let container =
-                format!("{}/{}", files::GRANT_DIRECTORY, cdi::claim_device(&claim.uid, &directory));
+            let shared = request_directory(of_grant);
+            let host = format!("{}/{}/{shared}", settings.grants, claim.uid);
+            // A container with several requests of one grant has one mount for all of them.
+            let container = format!("{}/{}", files::GRANT_DIRECTORY, cdi::claim_device(&claim.uid, &shared));
             let account = |path: &str| format!("{path}/{}", files::ACCOUNT);
             mounts.push(BindMount { host: host.clone(), container: container.clone(), is_writable: false });
             mounts.push(BindMount {
@@ -86,15 +89,18 @@ pub(super) fn claim_files(
                 container: account(&container),
                 is_writable: true,
             });
+        }
+        if !held.is_empty() && of_grant == request {
             limits.push(ContainerLimits {
                 pod: PodUid(claim.uid.clone()),
                 namespace: claim.namespace.clone(),
                 name: claim.name.clone(),
                 container: directory.clone(),
                 meaning: settings.isolation.meaning,
-                gpus: held
-                    .iter()
-                    .map(|(device, hold)| gpu_limit(device, *hold))
+                gpus: claim
+                    .of_grant(of_grant)
+                    .into_iter()
+                    .map(gpu_limit)
                     .collect::<Option<_>>()
                     .ok_or_else(|| ClaimError::NoUuid { claim: name(), device: devices[0].device.clone() })?,
             });
@@ -122,17 +128,18 @@ pub(super) fn claim_files(
     Ok(ClaimFiles { claim: claim.clone(), limits, edits })
 }
 
-/// Returns the limit of a claim on one GPU, or `None` if the GPU's UUID cannot be written.
-fn gpu_limit(device: &PreparedGpu, hold: Hold) -> Option<GpuLimit> {
-    let (memory, compute_percent) = match hold {
-        Hold::Whole => (GpuLimit::WHOLE, 100),
-        Hold::Share { compute_percent, memory } => (Bytes::from_mib(memory.0), compute_percent.0),
+/// Returns the limit of a claim on one GPU, or `None` if the GPU's UUID cannot be written. Claims that hold more than
+/// the GPU has are not prepared.
+fn gpu_limit(granted: GrantedGpu<'_>) -> Option<GpuLimit> {
+    let (memory, compute_percent) = match granted.usage.whole {
+        true => (GpuLimit::WHOLE, 100),
+        false => (Bytes::from_mib(granted.usage.memory.0), granted.usage.compute_percent.0.min(100)),
     };
     Some(GpuLimit {
-        uuid: UuidBytes::parse(&device.gpu.0)?,
+        uuid: UuidBytes::parse(&granted.device.gpu.0)?,
         memory,
         context: Bytes::ZERO,
         compute_percent,
-        compute_ceiling_percent: compute_percent,
+        compute_ceiling_percent: granted.cores_limit.0.max(compute_percent),
     })
 }

@@ -11,7 +11,8 @@ use tessera_wire::{
     foreign::dra::ResourceClaim,
     kubelet::cdi,
     tessera::dra::{
-        ClaimHold, DRIVER, PreparedClaim, PreparedGpu, claim_holds, device_name, request_directory,
+        ClaimHold, DRIVER, PreparedClaim, PreparedGpu, ShareConfig, claim_holds, device_name,
+        request_directory, share_config,
     },
 };
 
@@ -216,13 +217,18 @@ impl Agent {
         let holds = claim_holds(claim, &gpus.node)
             .map_err(|reason| ClaimError::Allocation { claim: name(), reason })?;
         let device = |ClaimHold { request, gpu, hold, share_id }: ClaimHold| {
+            let ShareConfig { cores_limit } = share_config(claim, &request)
+                .map_err(|reason| ClaimError::Config { claim: name(), reason })?;
             let found = gpus.node.gpu(gpu).ok_or(ClaimError::GpusUnknown)?;
             let device = device_name(gpu);
             match found.health.problem() {
                 Some(problem) if hold.is_some() => {
                     Err(ClaimError::Unhealthy { claim: name(), device, problem })
                 }
-                _ => Ok(PreparedGpu { request, device, gpu: found.uuid.clone(), hold, share_id }),
+                _ => {
+                    let gpu = found.uuid.clone();
+                    Ok(PreparedGpu { request, device, gpu, hold, cores_limit, share_id })
+                }
             }
         };
         Ok(PreparedClaim {

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, collections::VecDeque, path::PathBuf, time::Duration};
 
-use tessera_core::{grant::Hold, units::GpuIndex};
+use tessera_core::{
+    grant::Hold,
+    units::{GpuIndex, MiB, Percent},
+};
 use tessera_limits::{Bytes, GpuLimit};
 use tessera_node::dra::{ClaimReference, DeviceHealth, PreparedDevice};
 use tessera_node::gpus::{Incident, IncidentKind};
@@ -337,6 +340,75 @@ fn requests_of_a_claim_have_grants_of_their_own() {
     // What looks on takes nothing away: the rest of GPU 0 is free.
     world.allocate("rest", share(0, "70"));
     world.prepare("rest").unwrap();
+}
+
+#[test]
+fn requests_with_parts_of_one_gpu_share_a_grant_with_the_sum() {
+    let mut world = ClaimWorld::new();
+    let one = result("one", 0, &[("cores", "30"), ("memory", "1Gi")]);
+    let two = result("two", 0, &[("cores", "50"), ("memory", "2Gi")]);
+    world.allocate("a", vec![one, two, result("other", 1, &[("cores", "10"), ("memory", "1Gi")])]);
+    world.prepare("a").unwrap();
+    let files = &world.disk["uid-a"];
+    let limits: Vec<_> = files
+        .limits
+        .iter()
+        .map(|one| (one.container.as_str(), one.gpus[0].memory.whole_mib(), one.gpus[0].compute_percent))
+        .collect();
+    assert_eq!(limits, [("one", 3072, 80), ("other", 1024, 10)]);
+    let mounts: Vec<_> = files.edits.iter().map(|edits| edits.mounts[0].clone()).collect();
+    assert_eq!(mounts[0], mounts[1], "a container with both requests has one mount");
+    assert_eq!(mounts[0].container, "/etc/tessera/uid-a-one");
+    assert_ne!(mounts[0], mounts[2]);
+    // The ledger has the sum too.
+    world.allocate("rest", share(0, "20"));
+    world.prepare("rest").unwrap();
+    world.allocate("more", share(0, "1"));
+    let waiting = world.start_preparing("more");
+    assert_eq!(world.prepared(waiting), None);
+    let pod: Pod = serde_json::from_str(
+        r#"{"metadata":{"name":"p","namespace":"team","uid":"p"},"status":{"phase":"Running"},
+            "spec":{"nodeName":"n","resourceClaims":[{"name":"gpus","resourceClaimName":"a"}],
+            "containers":[{"name":"main","resources":{"claims":[{"name":"gpus","request":"one"}]}},
+                {"name":"both","resources":{"claims":[{"name":"gpus"}]}}]}}"#,
+    )
+    .unwrap();
+    world.event(Event::Pods(vec![pod]));
+    let shown: Vec<_> = world.agent.view().containers.into_iter().map(|one| one.gpus[0]).collect();
+    let sum = Hold::Share { compute_percent: Percent(80), memory: MiB(3072) };
+    assert_eq!(shown, [(0, sum), (0, sum)], "containers show what they may use");
+}
+
+#[test]
+fn a_claim_with_a_limit_above_its_cores_has_a_soft_share() {
+    let mut world = ClaimWorld::new();
+    world.allocate("a", share(0, "30"));
+    let config = |limit: u32| {
+        serde_json::from_value(serde_json::json!([{ "source": "FromClaim", "opaque": {
+            "driver": DRIVER,
+            "parameters": { "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "coresLimit": limit },
+        } }]))
+        .unwrap()
+    };
+    let set = |world: &mut ClaimWorld, limit: u32| {
+        let claim = world.claims.get_mut("a").unwrap();
+        claim.status.allocation.as_mut().unwrap().devices.config = config(limit);
+    };
+    set(&mut world, 0);
+    let error = world.prepare("a").unwrap_err();
+    assert!(error.contains("claim team/a: the configuration for gpu.tessera.dev is not valid"), "{error}");
+    set(&mut world, 80);
+    world.prepare("a").unwrap();
+    let limits = |world: &ClaimWorld| {
+        let limit = world.disk["uid-a"].limits[0].gpus[0];
+        (limit.compute_percent, limit.compute_ceiling_percent)
+    };
+    assert_eq!(limits(&world), (30, 80));
+    world.restart();
+    assert_eq!(limits(&world), (30, 80), "the record has the limit");
+    // Only the guaranteed part is held.
+    world.allocate("b", share(0, "70"));
+    world.prepare("b").unwrap();
 }
 
 #[test]

@@ -103,6 +103,7 @@ fn listed() -> impl Strategy<Value = Vec<PodDevices>> {
                 .into_iter()
                 .map(|(resource, ids)| (resource.name().to_owned(), ids.into_iter().collect()))
                 .collect(),
+            ..ContainerDevices::default()
         });
     let entry = (0..4u8, prop::collection::vec(container, 0..3)).prop_map(|(name, containers)| PodDevices {
         namespace: "team".to_owned(),

@@ -4,6 +4,7 @@
 //! (tessera_container_memory_used_bytes) + sum by (uuid) (tessera_gpu_memory_remainder_bytes) =
 //! tessera_gpu_memory_used_bytes`, and the same for the rates of busy seconds and joules.
 
+mod claims;
 mod containers;
 mod gpus;
 mod sensors;
@@ -23,6 +24,7 @@ pub(super) fn write(snapshot: &Snapshot, options: &MetricsOptions, page: &mut Me
     gpus::write(snapshot, page);
     sensors::write(snapshot, page);
     containers::write(snapshot, page);
+    claims::write(snapshot, page);
     if options.processes {
         processes::write(snapshot, options.max_processes, page);
     }

@@ -11,10 +11,10 @@ use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use super::{
     super::{Consumer, ContainerKey, GpuMeter, MemorySplit, Meter, split_memory},
-    ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, Room, ShareSnapshot, Snapshot,
-    Sources, UnknownUse,
+    ClaimSnapshot, ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, Room,
+    ShareSnapshot, Snapshot, Sources, UnknownUse,
 };
-use crate::controller::{ContainerView, View};
+use crate::controller::{ClaimView, ClaimedGpu, ContainerView, View};
 
 impl Snapshot {
     /// Joins the agent's view with the measurements. Samples older than `fresh_since`, in seconds
@@ -67,6 +67,8 @@ impl Snapshot {
             container.add_reports(view, meter, &snapshot.gpus);
         }
         snapshot.processes = with_owners(found, &snapshot.containers);
+        snapshot.claims =
+            view.claims.iter().flat_map(|claim| claim_on_gpus(claim, meter, &snapshot.gpus)).collect();
         snapshot
     }
 }
@@ -93,6 +95,24 @@ fn granted_container(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) 
         escapes: Vec::new(),
     };
     (key, container)
+}
+
+/// Returns the state of a claim on each of its GPUs.
+fn claim_on_gpus(claim: &ClaimView, meter: &Meter, gpus: &[GpuSnapshot]) -> Vec<ClaimSnapshot> {
+    let on_gpu = |held: &ClaimedGpu| {
+        let gpu = gpus.get(usize::from(held.gpu))?;
+        let grant = ContainerKey { uid: claim.uid.clone(), container: held.directory.clone() };
+        let users = claim.users.iter().filter(|(.., used)| used.contains(&held.gpu));
+        Some(ClaimSnapshot {
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            gpu: usize::from(held.gpu),
+            hold: held.hold,
+            users: users.map(|(pod, container, _)| (pod.clone(), container.clone())).collect(),
+            report: meter.share(&grant, &gpu.info.uuid).0,
+        })
+    };
+    claim.gpus.iter().filter_map(on_gpu).collect()
 }
 
 /// Returns the processes with their owners.

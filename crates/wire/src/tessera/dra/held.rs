@@ -95,6 +95,42 @@ pub fn waiting_requests(claim: &ResourceClaim, classes: &BTreeMap<String, Device
     claim.spec.devices.requests.iter().filter_map(needed).collect()
 }
 
+/// Returns whether a claim has GPUs of ours, or asks for them.
+#[must_use]
+pub fn names_gpus(claim: &ResourceClaim, classes: &BTreeMap<String, DeviceClass>) -> bool {
+    let is_ours = |devices: &RequestedDevices| {
+        let class = &devices.device_class_name;
+        classes.get(class).map_or(class == CLASS, is_own_class)
+    };
+    let names = |request: &DeviceRequest| {
+        let exact = request.exactly.iter().map(|exact| &exact.devices);
+        exact.chain(request.first_available.iter().map(|sub| &sub.devices)).any(is_ours)
+    };
+    claim.results(DRIVER).next().is_some() || claim.spec.devices.requests.iter().any(names)
+}
+
+/// Returns whether any GPUs with enough room satisfy a claim: its requests name only amounts and numbers of GPUs of our
+/// classes.
+#[must_use]
+pub fn is_plain(claim: &ResourceClaim, classes: &BTreeMap<String, DeviceClass>) -> bool {
+    let is_plain = |request: &DeviceRequest| {
+        request.exactly.as_ref().is_some_and(|exact| {
+            let devices = &exact.devices;
+            !exact.admin_access
+                && devices.selectors.is_empty()
+                && devices.allocation_mode != ALL
+                && gpu_request(devices).is_ok()
+                && classes.get(&devices.device_class_name).is_some_and(has_only_own_selector)
+        })
+    };
+    let devices = &claim.spec.devices;
+    !devices.requests.is_empty() && devices.constraints.is_empty() && devices.requests.iter().all(is_plain)
+}
+
+fn has_only_own_selector(class: &DeviceClass) -> bool {
+    is_own_class(class) && class.spec.selectors.len() == 1
+}
+
 /// Returns the freedom to replace the GPUs of a claim for this pod.
 ///
 /// # Errors

@@ -35,7 +35,11 @@ impl World {
             containers: containers
                 .iter()
                 .filter(|(_, listed, _)| *listed)
-                .map(|(name, _, ids)| ContainerDevices { name: name.clone(), ids: ids.clone() })
+                .map(|(name, _, ids)| ContainerDevices {
+                    name: name.clone(),
+                    ids: ids.clone(),
+                    ..ContainerDevices::default()
+                })
                 .collect(),
         };
         self.kubelet.values().map(entry).collect()
