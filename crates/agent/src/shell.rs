@@ -25,7 +25,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use tessera_cluster::{PodNotice, node_agent::WriteFailure, with_causes};
+use tessera_cluster::{Notice, NoticeKind, node_agent::WriteFailure, with_causes};
 use tessera_node::{
     device_plugin::{RegistrationMode, ServedPlugin, serve},
     gpus::Gpus,
@@ -396,13 +396,13 @@ impl<C: Cluster> Shell<C> {
             Action::RecordPodEvent { uid, namespace, name, reason, message } => {
                 let cluster = self.cluster.clone();
                 self.tasks.spawn(async move {
-                    let (pod, uid, reason) = (name, uid.0, reason.to_owned());
-                    let notice = PodNotice { namespace, pod, uid, is_warning: true, reason, message };
+                    let (kind, uid, reason) = (NoticeKind::Pod, uid.0, reason.to_owned());
+                    let notice = Notice { kind, namespace, name, uid, is_warning: true, reason, message };
                     if let Err(error) = cluster.write_pod_event(&notice).await {
                         let error = with_causes(&error);
-                        let PodNotice { namespace, pod, message, .. } = notice;
+                        let Notice { namespace, name, message, .. } = notice;
                         tracing::warn!(
-                            pod = %format!("{namespace}/{pod}"), event = message, %error,
+                            pod = %format!("{namespace}/{name}"), event = message, %error,
                             "cannot write a Kubernetes Event for the pod; its owner is not notified"
                         );
                     }

@@ -1,4 +1,4 @@
-//! Kubernetes Events about pods, as `kubectl describe pod` shows them.
+//! Kubernetes Events about pods and claims, as `kubectl describe` shows them.
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,14 +7,25 @@ use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-/// A message to the owner of a pod, written as a Kubernetes Event.
+/// Kind of the object that an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoticeKind {
+    /// `Pod` of the core group.
+    Pod,
+    /// `ResourceClaim` of dynamic resource allocation.
+    ResourceClaim,
+}
+
+/// A message to the owner of an object, written as a Kubernetes Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodNotice {
-    /// Namespace of the pod.
+pub struct Notice {
+    /// Kind of the object.
+    pub kind: NoticeKind,
+    /// Namespace of the object.
     pub namespace: String,
-    /// Name of the pod.
-    pub pod: String,
-    /// UID of the pod.
+    /// Name of the object.
+    pub name: String,
+    /// UID of the object.
     pub uid: String,
     /// True for type `Warning`, false for type `Normal`.
     pub is_warning: bool,
@@ -29,7 +40,7 @@ pub struct PodNotice {
 #[error("the API server rejected the event")]
 pub struct EventError(#[from] Box<kube::Error>);
 
-impl PodNotice {
+impl Notice {
     /// Creates the event under `name`.
     pub async fn create(&self, client: &Client, name: &str, reporter: &str) -> Result<(), EventError> {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
@@ -54,13 +65,17 @@ impl PodNotice {
     /// Returns the API object, reported by `source`.
     pub(crate) fn event(&self, metadata: ObjectMeta, source: EventSource) -> Event {
         let now = Some(Time(Timestamp::now()));
+        let (api_version, kind) = match self.kind {
+            NoticeKind::Pod => ("v1", "Pod"),
+            NoticeKind::ResourceClaim => ("resource.k8s.io/v1", "ResourceClaim"),
+        };
         Event {
             metadata,
             involved_object: ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
+                api_version: Some(api_version.to_owned()),
+                kind: Some(kind.to_owned()),
                 namespace: Some(self.namespace.clone()),
-                name: Some(self.pod.clone()),
+                name: Some(self.name.clone()),
                 uid: Some(self.uid.clone()),
                 ..ObjectReference::default()
             },

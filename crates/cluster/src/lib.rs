@@ -31,7 +31,7 @@ pub use self::{
     binding::{BindError, Binding},
     causes::{FailureLog, with_causes},
     connect::{ConnectError, connect, connect_in, connect_to},
-    events::{EventError, PodNotice},
+    events::{EventError, Notice, NoticeKind},
     eviction::{EvictionOutcome, evict},
     lean::{LeanBudget, LeanClaim, LeanClass, LeanNode, LeanPod, LeanResourceQuota, LeanSlice},
     list::{ApiError, Selection},

@@ -16,7 +16,7 @@ use tessera_wire::foreign::objects::{Node, Pod};
 use tessera_wire::foreign::unhealthy;
 
 use crate::causes::{FailureLog, innermost};
-use crate::{LeanNode, LeanPod, PodNotice, Selection, watch::config};
+use crate::{LeanNode, LeanPod, Notice, Selection, watch::config};
 
 /// Client of the API server for the agent of one node.
 #[derive(Clone)]
@@ -190,9 +190,9 @@ impl NodeClient {
     }
 
     /// Creates a new Kubernetes Event for a pod.
-    pub async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+    pub async fn write_pod_event(&self, notice: &Notice) -> Result<(), WriteFailure> {
         let metadata =
-            ObjectMeta { generate_name: Some(format!("{}.", notice.pod)), ..ObjectMeta::default() };
+            ObjectMeta { generate_name: Some(format!("{}.", notice.name)), ..ObjectMeta::default() };
         let component = Some("tessera-agent".to_owned());
         let event = notice.event(metadata, EventSource { component, host: Some(self.node.clone()) });
         self.write(notice.events(&self.client).create(&PostParams::default(), &event)).await?;
@@ -292,6 +292,7 @@ fn lean_pod(pod: LeanPod) -> Pod {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NoticeKind;
 
     #[tokio::test]
     async fn times_out_when_the_api_server_never_answers() {
@@ -300,9 +301,10 @@ mod tests {
         let soon = Duration::from_millis(10);
         let agent =
             NodeClient::new(client, "n".to_owned()).with_timeouts(ApiTimeouts { read: soon, write: soon });
-        let notice = PodNotice {
+        let notice = Notice {
+            kind: NoticeKind::Pod,
             namespace: "team".to_owned(),
-            pod: "p".to_owned(),
+            name: "p".to_owned(),
             uid: "u".to_owned(),
             is_warning: true,
             reason: "Why".to_owned(),

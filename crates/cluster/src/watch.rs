@@ -9,14 +9,14 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tessera_wire::foreign::disruption::Budget;
-use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim};
+use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim, ResourceSlice};
 use tessera_wire::foreign::objects::{Metadata, Node, Pod};
 use tessera_wire::foreign::pod_group::{PodGroup, PodGroupApi};
 use tessera_wire::foreign::resource_quota::ResourceQuota;
 
 use crate::causes::innermost;
 use crate::protobuf::watching_pods;
-use crate::{LeanBudget, LeanClaim, LeanClass, LeanNode, LeanPod, LeanResourceQuota, Selection};
+use crate::{LeanBudget, LeanClaim, LeanClass, LeanNode, LeanPod, LeanResourceQuota, LeanSlice, Selection};
 
 /// One event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,6 +118,16 @@ pub fn classes(client: Client) -> impl Stream<Item = WatchChange<DeviceClass>> +
     changes(watcher(api, config(&Selection::default())), |class: LeanClass| DeviceClass {
         metadata: metadata(class.metadata),
         spec: class.spec,
+    })
+}
+
+/// Watches the slices of this driver.
+pub fn slices(client: Client, driver: &str) -> impl Stream<Item = WatchChange<ResourceSlice>> + Send + use<> {
+    let api: Api<LeanSlice> = Api::all(client);
+    let selection = config(&Selection::default()).fields(&format!("spec.driver={driver}"));
+    changes(watcher(api, selection), |slice: LeanSlice| ResourceSlice {
+        metadata: metadata(slice.metadata),
+        spec: slice.spec,
     })
 }
 

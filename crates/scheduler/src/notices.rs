@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use tessera_cluster::{Client, PodNotice};
+use tessera_cluster::{Client, Notice};
 use tokio::sync::mpsc;
 
 use crate::state::Timestamp;
@@ -51,8 +51,22 @@ pub enum NoticeReason {
     GangIncomplete,
     /// The pod is evicted, because pods with a better claim need its GPUs; the message names them.
     EvictedForGpus,
+    /// The GPUs of a claim were replaced; the message names the new ones and the reason.
+    GpusReplaced,
+    /// A claim cannot be served on the chosen node; the message says why.
+    ClaimRefused,
+    /// A pod waits for devices of the claim; the message says what kube-scheduler reports of the pod.
+    ClaimWaits,
     /// Other pods are evicted so that this one gets GPUs, or the evictions made no room in time.
     MakingRoom,
+}
+
+impl NoticeReason {
+    /// Returns whether events for this reason are warnings.
+    #[must_use]
+    pub fn is_warning(self) -> bool {
+        !matches!(self, Self::GpusChosen | Self::GpusReplaced)
+    }
 }
 
 impl fmt::Display for NoticeReason {
@@ -63,13 +77,13 @@ impl fmt::Display for NoticeReason {
 
 /// The queue of notices; the default value drops all of them.
 #[derive(Clone, Debug, Default)]
-pub struct Notices(Option<mpsc::Sender<(Timestamp, PodNotice)>>);
+pub struct Notices(Option<mpsc::Sender<(Timestamp, Notice)>>);
 
 impl Notices {
     /// Starts a task that writes notices to the API server. It ends when the last clone is dropped.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<(Timestamp, PodNotice)>(QUEUE_CAPACITY);
+        let (sender, mut receiver) = mpsc::channel::<(Timestamp, Notice)>(QUEUE_CAPACITY);
         tokio::spawn(async move {
             let mut series = Series::default();
             while let Some((now, event)) = receiver.recv().await {
@@ -88,14 +102,14 @@ impl Notices {
     }
 
     /// Queues a notice, or drops it if the queue is full.
-    pub fn send(&self, now: Timestamp, event: PodNotice) {
+    pub fn send(&self, now: Timestamp, event: Notice) {
         if let Some(sender) = &self.0 {
             let _dropped = sender.try_send((now, event));
         }
     }
 }
 
-async fn carry_out(client: &Client, event: &PodNotice, write: EventWrite) {
+async fn carry_out(client: &Client, event: &Notice, write: EventWrite) {
     let outcome = match &write {
         EventWrite::Create { name } => {
             tokio::time::timeout(WRITE_TIMEOUT, event.create(client, name, REPORTER)).await
@@ -106,8 +120,10 @@ async fn carry_out(client: &Client, event: &PodNotice, write: EventWrite) {
     };
     match outcome {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, pod = event.pod, "cannot write an event; it is dropped"),
-        Err(_) => tracing::debug!(pod = event.pod, "writing an event timed out; it is dropped"),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, object = event.name, "cannot write an event; it is dropped")
+        }
+        Err(_) => tracing::debug!(object = event.name, "writing an event timed out; it is dropped"),
     }
 }
 
@@ -128,7 +144,7 @@ pub enum EventWrite {
     },
 }
 
-/// Merges equal notices about one pod into one event with a count, and limits the rate of writes.
+/// Merges equal notices about one object into one event with a count, and limits the rate of writes.
 #[derive(Debug)]
 pub struct Series {
     known: HashMap<(String, String, String), SeriesEntry>,
@@ -156,7 +172,7 @@ impl Default for Series {
 
 impl Series {
     /// Adds a notice. Returns the write that it causes, if any.
-    pub fn take(&mut self, now: Timestamp, event: &PodNotice) -> Option<EventWrite> {
+    pub fn take(&mut self, now: Timestamp, event: &Notice) -> Option<EventWrite> {
         self.forget(now.steady);
         let passed = now.steady.saturating_sub(self.counted).as_secs_f64();
         self.tokens = (self.tokens + passed * PER_SECOND).min(BURST);
@@ -178,7 +194,7 @@ impl Series {
         }
         self.tokens -= 1.0;
         // client-go names events in the same way; the time makes the name unique.
-        let name = format!("{}.{:x}", event.pod, now.unix_nanos);
+        let name = format!("{}.{:x}", event.name, now.unix_nanos);
         let entry = SeriesEntry { name: name.clone(), count: 1, written: now.steady, heard: now.steady };
         self.known.insert(key, entry);
         Some(EventWrite::Create { name })
@@ -196,16 +212,19 @@ impl Series {
 
 #[cfg(test)]
 mod tests {
+    use tessera_cluster::NoticeKind;
+
     use super::*;
 
     fn at(seconds: u64) -> Timestamp {
         Timestamp { steady: Duration::from_secs(seconds), unix_nanos: u128::from(seconds) << 4 }
     }
 
-    fn event(pod: &str) -> PodNotice {
-        PodNotice {
+    fn event(pod: &str) -> Notice {
+        Notice {
+            kind: NoticeKind::Pod,
             namespace: "team".into(),
-            pod: pod.into(),
+            name: pod.into(),
             uid: format!("uid-{pod}"),
             is_warning: false,
             reason: "GpusChosen".into(),
@@ -236,7 +255,7 @@ mod tests {
         assert_eq!(written(1), 5);
         assert_eq!(written(3), 10);
         assert_eq!(written(1000), 20);
-        let warning = PodNotice { is_warning: true, ..event("warned") };
+        let warning = Notice { is_warning: true, ..event("warned") };
         assert!(series.take(at(1000), &warning).is_some(), "a warning uses the reserved tokens");
     }
 

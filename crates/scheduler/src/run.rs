@@ -32,7 +32,7 @@ use self::watches::{
 };
 use crate::notices::NoticeReason;
 use crate::server::App;
-use crate::state::{GangNotice, SchedulerSettings, State, StateEvent};
+use crate::state::{ClaimWait, GangNotice, SchedulerSettings, State, StateEvent};
 
 /// The replica's part in the leader election.
 #[derive(Clone, Debug)]
@@ -303,10 +303,22 @@ async fn maintain(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
         tokio::time::sleep(MAINTENANCE_INTERVAL).await;
         resolve_uncertain_bindings(&app).await;
         maintain_gangs(&app);
+        notify_waiting_claims(&app);
         if app.read().has_expired_claims(app.now()) {
             app.write().expire_claim_bookings(app.now());
         }
         refresh_forecast(&app).await;
+    }
+}
+
+/// Writes events about claims whose pods wait.
+fn notify_waiting_claims(app: &App) {
+    if !app.read().has_claim_waits() {
+        return;
+    }
+    let waits = app.write().take_claim_waits();
+    for ClaimWait { namespace, claim, uid, message } in waits {
+        app.notify_claim((&namespace, &claim, &uid), NoticeReason::ClaimWaits, message);
     }
 }
 

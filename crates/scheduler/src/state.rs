@@ -48,8 +48,9 @@ use tessera_wire::tessera::{rules::Rules, static_table};
 pub use self::access::StateAccess;
 use self::booking::Bookings;
 pub use self::booking::{BindOrder, BindOutcome, BindRefusal, BindStep, Timestamp, UncertainBinding};
+pub(crate) use self::claims::ClaimGroup;
 use self::claims::Claims;
-pub use self::claims::{ClaimOutcome, ClaimPlan, ClaimRefusal};
+pub use self::claims::{ClaimOutcome, ClaimPlan, ClaimRefusal, ClaimWait};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
 pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
 use self::evictions::Evictions;
@@ -286,6 +287,7 @@ impl State {
             StateEvent::Unhealthy(change) => self.handle_unhealthy(change),
             StateEvent::Claim(change) => self.handle_claim(change),
             StateEvent::Class(change) => self.handle_class(change),
+            StateEvent::Slice(change) => self.handle_slice(change),
             StateEvent::PodGroup(origin, change) => self.handle_pod_group(origin, change),
             StateEvent::PodGroupsWithdrawn(origin) => self.withdraw_pod_groups(origin),
             StateEvent::Quota(quota) => self.quotas.configure(quota),

@@ -73,8 +73,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "600s", value_parser = values::time)]
     gang_hold_back: Duration,
 
-    /// Evict pods of lower priority for gangs that fit nowhere, pods of namespaces that use more than their guarantees,
-    /// and the rest of gangs that kube-scheduler preempts in part; needs the right to create pods/eviction
+    /// Evict pods of lower priority for gangs that fit nowhere and for pods that wait for claims, pods of namespaces
+    /// that use more than their guarantees, and the rest of gangs that kube-scheduler preempts in part; needs the
+    /// right to create pods/eviction
     #[arg(long)]
     evict: bool,
 

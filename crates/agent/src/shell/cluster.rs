@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, future::Future};
 
 use futures::{StreamExt as _, stream::BoxStream};
 use tessera_cluster::{
-    PodNotice,
+    Notice,
     node_agent::{NodeClient, PodEvent, WriteFailure},
     with_causes,
 };
@@ -40,7 +40,7 @@ pub trait Cluster: Send + Sync + 'static {
     fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), WriteFailure>> + Send;
 
     /// Writes a Kubernetes Event about a pod.
-    fn write_pod_event(&self, notice: &PodNotice) -> impl Future<Output = Result<(), WriteFailure>> + Send;
+    fn write_pod_event(&self, notice: &Notice) -> impl Future<Output = Result<(), WriteFailure>> + Send;
 
     /// Publishes the unhealthy GPUs by index.
     fn set_unhealthy(&self, gpus: &[u8]) -> impl Future<Output = Result<(), WriteFailure>> + Send;
@@ -120,7 +120,7 @@ impl Cluster for NodeClient {
         Self::patch_node(self, annotations, labels, status).await
     }
 
-    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+    async fn write_pod_event(&self, notice: &Notice) -> Result<(), WriteFailure> {
         Self::write_pod_event(self, notice).await
     }
 

@@ -8,7 +8,7 @@ use tessera_agent::{
     shell::{Cluster, ClusterEvent},
 };
 use tessera_cluster::{
-    PodNotice,
+    Notice,
     node_agent::{PodEvent, WriteFailure},
 };
 use tessera_core::units::PodUid;
@@ -22,7 +22,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
-    pub(crate) notices: Mutex<Vec<PodNotice>>,
+    pub(crate) notices: Mutex<Vec<Notice>>,
     watchers: Mutex<Vec<Watcher>>,
     /// Number of changes.
     changes: watch::Sender<u64>,
@@ -158,7 +158,7 @@ impl Cluster for Api {
         Ok(())
     }
 
-    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+    async fn write_pod_event(&self, notice: &Notice) -> Result<(), WriteFailure> {
         self.notices.lock().unwrap().push(notice.clone());
         self.changed();
         Ok(())

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_cluster::{FailureLog, claims, watch};
+use tessera_wire::tessera::dra::DRIVER;
 
 use super::watches::watch_objects;
 use crate::server::App;
@@ -54,5 +55,12 @@ pub(super) async fn watch_claims(
         StateEvent::Class,
         classes_listed,
     );
-    tokio::join!(claims, classes);
+    // Evictions for claims need to know which nodes offer GPUs to claims.
+    let slices = async {
+        if app.read().may_evict() {
+            let changes = watch::slices(app.client.clone(), DRIVER);
+            watch_objects(Arc::clone(&app), "slices", changes, StateEvent::Slice, || {}).await;
+        }
+    };
+    tokio::join!(claims, classes, slices);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
 use tessera_cluster::lease::LeaseTiming;
-use tessera_cluster::{Client, PodNotice};
+use tessera_cluster::{Client, Notice, NoticeKind};
 use tessera_wire::bounded::Counted;
 use tokio::sync::watch;
 
@@ -159,23 +159,26 @@ impl App {
     }
 
     /// Writes an event about a pod.
-    pub(crate) fn notify(
+    pub(crate) fn notify(&self, pod: (&str, &str, &str), reason: NoticeReason, message: String) {
+        self.notify_of(NoticeKind::Pod, pod, reason, message);
+    }
+
+    /// Queues an event about a claim with this namespace, name and UID.
+    pub(crate) fn notify_claim(&self, claim: (&str, &str, &str), reason: NoticeReason, message: String) {
+        self.notify_of(NoticeKind::ResourceClaim, claim, reason, message);
+    }
+
+    fn notify_of(
         &self,
-        (namespace, pod, uid): (&str, &str, &str),
+        kind: NoticeKind,
+        (namespace, name, uid): (&str, &str, &str),
         reason: NoticeReason,
         message: String,
     ) {
-        self.notices.send(
-            self.now(),
-            PodNotice {
-                namespace: namespace.to_owned(),
-                pod: pod.to_owned(),
-                uid: uid.to_owned(),
-                is_warning: reason != NoticeReason::GpusChosen,
-                reason: reason.to_string(),
-                message,
-            },
-        );
+        let is_warning = reason.is_warning();
+        let (namespace, name, uid) = (namespace.to_owned(), name.to_owned(), uid.to_owned());
+        let reason = reason.to_string();
+        self.notices.send(self.now(), Notice { kind, namespace, name, uid, is_warning, reason, message });
     }
 
     /// Returns what the running calls of this caller share.

@@ -18,6 +18,7 @@ use tessera_wire::tessera::dra::{cleared, reallocated};
 
 use super::bind::{API_TIMEOUT, BindFailure};
 use super::{App, RequestAborted};
+use crate::notices::NoticeReason;
 use crate::state::{BindOrder, BindOutcome, BindRefusal, ClaimOutcome, ClaimPlan, ClaimRefusal};
 
 /// The reason why a claim was not read or corrected.
@@ -61,12 +62,26 @@ impl App {
             read.push(self.read_claim(args, &name).await?);
         }
         let claims: Vec<ResourceClaim> = read.iter().map(|read| read.claim.clone()).collect();
-        let plans = self.write().book_claims(args, &pod, &claims, self.now())?;
+        let booked = self.write().book_claims(args, &pod, &claims, self.now());
+        if let Err(refusal) = &booked {
+            self.notify_refusal(args, &claims, refusal);
+        }
+        let plans = booked?;
         let outcome = self.bind_booked(args, &pod, &read, &plans).await;
         if !matches!(outcome, Err(BindFailure::Claim(_))) {
             plans.iter().for_each(|plan| self.write().end_claim(&plan.uid, ClaimOutcome::Kept, self.now()));
         }
         outcome.map(Some)
+    }
+
+    /// Writes an event about the claim for which a pod is not bound.
+    fn notify_refusal(&self, args: &BindingArgs, claims: &[ResourceClaim], refusal: &ClaimRefusal) {
+        let refused = claims.iter().find(|claim| refusal.claim() == Some(&claim.metadata.name));
+        if let Some(ResourceClaim { metadata, .. }) = refused {
+            let message = format!("pod {} is not bound to node {}: {refusal}", args.pod_name, args.node);
+            let claim = (&*metadata.namespace, &*metadata.name, &*metadata.uid);
+            self.notify_claim(claim, NoticeReason::ClaimRefused, message);
+        }
     }
 
     async fn bind_booked(
@@ -152,6 +167,8 @@ impl App {
                 return Err(failure);
             }
             self.metrics.claim_replaced(why);
+            let message = format!("{why}: {} for pod {}", gpus_of(args, [plan]), args.pod_name);
+            self.notify_claim((&args.pod_namespace, name, &plan.uid.0), NoticeReason::GpusReplaced, message);
         }
         Ok(())
     }
@@ -210,11 +227,17 @@ fn claim_names(pod: &Pod) -> Result<Vec<String>, BindFailure> {
 
 /// Returns the GPUs of all claims as text, and the reason for them.
 fn describe(args: &BindingArgs, plans: &[ClaimPlan]) -> (String, String) {
-    let gpus: GpuSet = plans.iter().flat_map(|plan| &plan.parts).flat_map(|part| part.gpus.clone()).collect();
-    let chosen = format!("GPU {gpus} of node {}", NodeName(args.node.clone()));
+    let chosen = gpus_of(args, plans);
     let replaced = plans.iter().find_map(|plan| plan.replaced);
     let why = replaced.map_or_else(|| "as kube-scheduler allocated".to_owned(), |why| why.to_string());
     (chosen, why)
+}
+
+/// Returns the GPUs of claims as text.
+fn gpus_of<'a>(args: &BindingArgs, plans: impl IntoIterator<Item = &'a ClaimPlan>) -> String {
+    let gpus: GpuSet =
+        plans.into_iter().flat_map(|plan| &plan.parts).flat_map(|part| part.gpus.clone()).collect();
+    format!("GPU {gpus} of node {}", NodeName(args.node.clone()))
 }
 
 /// Returns an identity for a share, in the form of a random UUID.

@@ -4,6 +4,8 @@
 //! The ledger has each claim once, whatever the number of its pods. A booking counts instead of the watch until the watch
 //! shows the booked GPUs, because a correction takes two writes and the watch lags behind.
 
+mod users;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
@@ -16,14 +18,18 @@ use tessera_core::quota::{GpuAmount, OverQuota};
 use tessera_core::request::{MemoryRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
 use tessera_wire::foreign::dialect::{DialectSet, MemoryUnit};
-use tessera_wire::foreign::dra::{ClaimName, Consumer, DeviceClass, ResourceClaim};
+use tessera_wire::foreign::dra::{ClaimName, ClaimedRequest, Consumer, DeviceClass, ResourceClaim};
 use tessera_wire::foreign::extender::BindingArgs;
-use tessera_wire::foreign::objects::Pod;
+use tessera_wire::foreign::objects::{Condition, Pod};
 use tessera_wire::tessera::dra::{self, BadAllocation, Fixed};
+use tessera_wire::tessera::excerpt::excerpt;
 use tessera_wire::tessera::parsed_node::ServedDialects;
-use tessera_wire::tessera::parsed_pod::ParsedPod;
+use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
-use super::{BindRefusal, State, Timestamp, WatchEvent};
+use super::evictions::Claimant;
+use super::{BindRefusal, GpuPod, State, Timestamp, WatchEvent};
+
+pub(crate) use self::users::ClaimGroup;
 
 /// Namespace and name of a claim.
 type ClaimKey = (String, String);
@@ -31,6 +37,9 @@ type ClaimKey = (String, String);
 /// Time after which a booking that the watch has not confirmed is dropped. By then the watch has shown the outcome of
 /// every write.
 const UNCONFIRMED_PERIOD: Duration = Duration::from_secs(75);
+
+/// Reports on waiting claims that are kept until they are written as events. Events are limited to a few a second.
+const MAX_WAITS: usize = 64;
 
 /// All claims and classes, and the bookings of claims.
 #[derive(Debug, Default)]
@@ -45,6 +54,25 @@ pub(super) struct Claims {
     unlisted: HashSet<ClaimKey>,
     /// Dialects whose resources a class serves without a device plugin.
     dialects: DialectSet,
+    /// Pods on nodes that use claims.
+    users: HashMap<PodUid, Box<GpuPod>>,
+    /// Names of the slices of nodes that offer GPUs to claims.
+    offering: HashSet<String>,
+    /// What kube-scheduler reported lately of pods that wait for claims.
+    waits: Vec<ClaimWait>,
+}
+
+/// What kube-scheduler reports of a pod that waits for a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimWait {
+    /// Namespace of the claim and of the pod.
+    pub namespace: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// UID of the claim.
+    pub uid: String,
+    /// Name of the pod and the report, for the owner of the claim.
+    pub message: String,
 }
 
 #[derive(Debug)]
@@ -131,6 +159,23 @@ pub enum ClaimRefusal {
     Bind(#[from] BindRefusal),
 }
 
+impl ClaimRefusal {
+    /// Returns the name of the claim that lacks GPUs, or `None` for a reason that ends by itself.
+    #[must_use]
+    pub fn claim(&self) -> Option<&String> {
+        match self {
+            Self::Allocation { claim, .. } | Self::Fixed { claim, .. } | Self::NoRoom { claim, .. } => {
+                Some(claim)
+            }
+            Self::Pending(_)
+            | Self::NotAllocated(_)
+            | Self::NotReserved(_)
+            | Self::Busy(_)
+            | Self::Bind(_) => None,
+        }
+    }
+}
+
 impl State {
     pub(super) fn handle_class(&mut self, change: WatchEvent<DeviceClass>) {
         match change {
@@ -159,6 +204,7 @@ impl State {
                 }
             }
         }
+        self.refresh_evictions();
     }
 
     fn set_claim(&mut self, claim: ResourceClaim) {
@@ -229,6 +275,36 @@ impl State {
         claims.sort_by_key(|(claim, ..)| *claim);
         let (_, uid, _) = *claims.first()?;
         Some((uid, claims.into_iter().map(|(claim, _, grant)| (claim, grant)).collect()))
+    }
+
+    /// Notes a new report of kube-scheduler on a pod, for the owners of the claims that the pod waits for.
+    pub(super) fn note_claim_wait(&mut self, pod: &Pod, earlier: Option<&Condition>) {
+        let Some(report) = pod.status.conditions.unscheduled.as_deref() else { return };
+        if pod.spec.resource_claims.is_empty() || earlier.is_some_and(|known| known.message == report.message)
+        {
+            return;
+        }
+        let message = excerpt(format!("pod {} waits: {}", pod.metadata.name, report.message));
+        let waits = |claim: &ResourceClaim| ClaimWait {
+            namespace: claim.metadata.namespace.clone(),
+            claim: claim.metadata.name.clone(),
+            uid: claim.metadata.uid.clone(),
+            message: message.clone(),
+        };
+        let claims = self.claims_of(pod).filter(|claim| claim.status.allocation.is_none());
+        let new: Vec<ClaimWait> = claims.map(waits).collect();
+        let room = MAX_WAITS.saturating_sub(self.claims.waits.len());
+        self.claims.waits.extend(new.into_iter().take(room));
+    }
+
+    /// Returns the new reports on pods that wait for claims.
+    pub(crate) fn take_claim_waits(&mut self) -> Vec<ClaimWait> {
+        std::mem::take(&mut self.claims.waits)
+    }
+
+    /// Returns whether there are new reports on pods that wait for claims.
+    pub(crate) fn has_claim_waits(&self) -> bool {
+        !self.claims.waits.is_empty()
     }
 
     /// Returns whether the pod waits for GPUs of claims, as far as its claims are known.
@@ -305,6 +381,22 @@ impl State {
     pub(crate) fn waiting_claims(&self, pod: &Pod) -> Vec<Request> {
         let claims = self.claims_of(pod).filter(|claim| claim.status.allocation.is_none());
         claims.flat_map(|claim| dra::waiting_requests(claim, &self.claims.classes)).collect()
+    }
+
+    /// Checks that no container of a pod requests GPUs both by resources and by a claim.
+    pub(crate) fn check_containers(&self, pod: &Pod) -> Result<(), BadPodObject> {
+        if !self.settings.dra || pod.spec.resource_claims.is_empty() || !pod.spec.asks_for_gpus() {
+            return Ok(());
+        }
+        let requests = pod.spec.claims(MemoryUnit::GiB).unwrap_or_default();
+        let has_gpus = |name: &str| {
+            let claim = self.claims.known.get(&(pod.metadata.namespace.clone(), name.to_owned()));
+            claim.is_some_and(|claim| dra::names_gpus(claim, &self.claims.classes))
+        };
+        let mixes =
+            |used: &ClaimedRequest<'_>| requests.iter().any(|request| request.container == used.container);
+        let mixed = pod.claimed_requests().filter(mixes).find(|used| has_gpus(used.claim));
+        mixed.map_or(Ok(()), |used| Err(BadPodObject::ClaimBesideResources(used.container.to_owned())))
     }
 
     /// Returns the nodes where the allocation of a claim of the pod exceeds the quota, or has no room any more and cannot
@@ -389,15 +481,21 @@ impl State {
         claims: &[ResourceClaim],
         now: Timestamp,
     ) -> Result<Vec<ClaimPlan>, ClaimRefusal> {
+        // What evictions have made free for the pod is for its claims.
+        let is_claimant = self.lift_evictions(&Claimant::Pod(PodUid(args.pod_uid.clone())));
         let mut plans = Vec::new();
         for claim in claims {
             match self.book_claim(args, pod, claim, now) {
                 Ok(plan) => plans.extend(plan),
                 Err(refusal) => {
                     plans.iter().for_each(|plan: &ClaimPlan| self.drop_booking(&plan.uid));
+                    self.refresh_evictions();
                     return Err(refusal);
                 }
             }
+        }
+        if is_claimant {
+            self.end_evictions();
         }
         Ok(plans)
     }

@@ -5,7 +5,7 @@ use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::Quota;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::disruption::Budget;
-use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim};
+use tessera_wire::foreign::dra::{DeviceClass, ResourceClaim, ResourceSlice};
 use tessera_wire::foreign::objects::{Node, Pod};
 use tessera_wire::foreign::pod_group::PodGroup;
 use tessera_wire::foreign::resource_quota::ResourceQuota;
@@ -27,6 +27,8 @@ pub enum StateEvent {
     Claim(WatchEvent<ResourceClaim>),
     /// A watch event of a device class.
     Class(WatchEvent<DeviceClass>),
+    /// A watch event of a slice.
+    Slice(WatchEvent<ResourceSlice>),
     /// A watch event of a PodGroup of this project.
     PodGroup(GangOrigin, WatchEvent<PodGroup>),
     /// The API server no longer serves the PodGroups of this project.

@@ -158,8 +158,9 @@ impl State {
         self.evictions.room.is_some() || !self.evictions.broken.is_empty()
     }
 
-    /// Returns the pods for which the next plan is made: a complete gang that does not fit, or a pod of a namespace that
-    /// uses less than its guarantee, the highest priority first. While a plan is under way, no other one is made.
+    /// Returns the pods for which the next plan is made: a complete gang that does not fit, a pod of a namespace that
+    /// uses less than its guarantee, or a pod that waits for claims, the highest priority first. While a plan is
+    /// under way, no other one is made.
     #[must_use]
     pub fn next_claimant(&self, now: Timestamp) -> Option<Claimant> {
         if !self.may_evict() || self.evictions.room.is_some() {
@@ -175,7 +176,11 @@ impl State {
             let turn = (Reverse(pod.priority()), &pod.created);
             (turn, Claimant::Pod(uid.clone()))
         });
-        let pod = pods.filter(|(_, claimant)| !is_paused(claimant)).min();
+        let claiming = self.pods_waiting_for_claims().map(|(uid, pod)| {
+            let turn = (Reverse(pod.priority()), &pod.created);
+            (turn, Claimant::Pod(uid.clone()))
+        });
+        let pod = pods.chain(claiming).filter(|(_, claimant)| !is_paused(claimant)).min();
         match (gang, pod) {
             (Some((turn, gang)), Some(((Reverse(priority), _), pod))) => {
                 Some(if priority > turn.priority() { pod } else { gang })
@@ -202,6 +207,21 @@ impl State {
                 && self.ledger().grant(uid).is_none()
                 && self.ledger().place(uid).is_none()
                 && pod.spec.relations_to_others().is_empty()
+        })
+    }
+
+    /// Returns the waiting pods without a gang that evictions could serve by claims. kube-scheduler preempts no pods
+    /// for claims.
+    fn pods_waiting_for_claims(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
+        let pods = self.serves_claims().then(|| self.gpu_pods()).into_iter().flatten();
+        pods.filter(|(uid, pod)| {
+            (pod.lacks_gpus() || pod.is_refused_for("allocate all claims"))
+                && self.waits_for_plain_claims(pod)
+                && !pod.is_ending
+                && self.gang_key_of(uid).is_none()
+                && self.ledger().place(uid).is_none()
+                // The claims are the only thing that ties the pod to certain nodes.
+                && pod.spec.relations_to_others().len() == 1
         })
     }
 
@@ -271,7 +291,7 @@ impl State {
         }
         let owner = room.owner.clone();
         let left: Vec<PodUid> = room.victims.pods.keys().cloned().collect();
-        let left: Vec<PodUid> = left.into_iter().filter(|pod| self.pod(pod).is_some()).collect();
+        let left: Vec<PodUid> = left.into_iter().filter(|pod| self.tenant(pod).is_some()).collect();
         let reason = match left.is_empty() {
             true => "the GPUs that became free were not used".to_owned(),
             false => format!("{} did not end in time: {}", Count(left.len(), "pod"), self.names_of(&left)),
@@ -295,7 +315,7 @@ impl State {
         let broken = broken.flat_map(|all| all.pods.iter().map(|(uid, victim)| (uid, victim, &all.why)));
         planned.chain(broken).find_map(|(uid, victim, why)| {
             let is_due = !victim.is_accepted && victim.retry_at <= now.steady;
-            let pod = self.pod(uid).filter(|pod| is_due && pod.node.is_some() && !pod.is_ending)?;
+            let pod = self.tenant(uid).filter(|pod| is_due && pod.node.is_some() && !pod.is_ending)?;
             let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
             Some(EvictionOrder { uid: uid.clone(), namespace, name, why: why.clone() })
         })
@@ -371,10 +391,16 @@ impl State {
         matches!(claimant, Some(Claimant::Gang(own)) if own == gang)
     }
 
+    /// Returns whether the plan under way evicts pods because of their priority.
+    pub(crate) fn is_evicting_by_priority(&self) -> bool {
+        let room = self.evictions.room.as_ref();
+        room.is_some_and(|room| matches!(room.plan.claim, Claim::Priority(_)))
+    }
+
     /// Returns the number of pods that have still to end for these ones, or `None` without a plan for them.
     pub(crate) fn evictions_left(&self, claimant: &Claimant) -> Option<usize> {
         let room = self.evictions.room.as_ref().filter(|room| room.plan.claimant == *claimant)?;
-        Some(room.victims.pods.keys().filter(|uid| self.pod(uid).is_some()).count())
+        Some(room.victims.pods.keys().filter(|uid| self.tenant(uid).is_some()).count())
     }
 
     /// Returns the number of pods that are to be evicted and have not ended.
@@ -382,7 +408,7 @@ impl State {
         let Evictions { room, broken, .. } = &self.evictions;
         let all = room.iter().map(|room| &room.victims).chain(broken.values());
         let pods: BTreeSet<&PodUid> = all.flat_map(|victims| victims.pods.keys()).collect();
-        pods.into_iter().filter(|uid| self.pod(uid).is_some()).count()
+        pods.into_iter().filter(|uid| self.tenant(uid).is_some()).count()
     }
 
     fn is_claimant_waiting(&self, claimant: &Claimant) -> bool {
@@ -417,12 +443,12 @@ impl State {
     }
 
     fn has_left(&self, victims: &Victims) -> bool {
-        victims.pods.keys().any(|uid| self.pod(uid).is_some())
+        victims.pods.keys().any(|uid| self.tenant(uid).is_some())
     }
 
     /// Returns the names of the first of these pods, as NAMESPACE/NAME.
     fn names_of(&self, pods: &[PodUid]) -> String {
-        let known = pods.iter().filter_map(|uid| self.pod(uid));
+        let known = pods.iter().filter_map(|uid| self.tenant(uid));
         let mut names: Vec<String> =
             known.map(|pod| format!("{}/{}", pod.namespace, pod.name)).take(MAX_NAMED_PODS).collect();
         if pods.len() > names.len() {

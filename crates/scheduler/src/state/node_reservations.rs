@@ -200,9 +200,11 @@ impl State {
     pub(crate) fn describe_reserved(&self, uid: &PodUid) -> Option<String> {
         if self.evictions_left(&Claimant::Pod(uid.clone())) == Some(0) {
             let node = &self.reserved_place(uid)?.node;
-            return Some(format!(
-                "its GPUs on node {node} became free by evictions, within the guarantee of its namespace"
-            ));
+            let why = match self.is_evicting_by_priority() {
+                true => " of pods of lower priority",
+                false => ", within the guarantee of its namespace",
+            };
+            return Some(format!("its GPUs on node {node} became free by evictions{why}"));
         }
         let (node, reservation) = self.node_reservations.by_node.iter().find_map(|(node, all)| {
             let is_own = |one: &&NodeReservation| one.pod.as_ref().is_some_and(|pod| pod.uid == uid.0);

@@ -28,6 +28,7 @@ impl State {
             }
             return;
         }
+        self.note_claim_user(&uid, &pod);
         // The claim that kube-scheduler made for the pod holds the GPUs.
         let is_by_claim = self.settings.dra
             && !pod.spec.node_name.is_empty()
@@ -86,6 +87,8 @@ impl State {
 
     /// Stores a pod without a node. A pod that is being bound stays booked, because the watch lags behind.
     fn set_waiting(&mut self, uid: PodUid, pod: Pod) {
+        let earlier = self.pod(&uid).and_then(|known| known.unscheduled.clone());
+        self.note_claim_wait(&pod, earlier.as_deref());
         match self.gpu_pods.get_mut(&uid) {
             // The event is outdated, because a pod never loses its node.
             Some(known) if known.node.is_some() => {}
@@ -156,6 +159,7 @@ impl State {
         self.follow_preemption(uid);
         self.record_use(uid);
         self.gpu_pods.remove(uid);
+        self.forget_claim_user(uid);
         self.view.remove_pod(uid);
         self.leave_gang(uid);
         // People's reservations come before the GPUs that are kept for a gang.

@@ -17,7 +17,7 @@ use tessera_wire::tessera::eviction;
 use tessera_wire::tessera::gang::{GangKey, GangOrigin};
 
 use super::gang::{Surroundings, assign, demands};
-use crate::state::{Claim, Claimant, GangStatus, GpuPod, RoomPlan, State, Timestamp};
+use crate::state::{Claim, ClaimGroup, Claimant, GangStatus, GpuPod, RoomPlan, State, Timestamp};
 
 /// The pods that wait together. A pod alone counts as a gang of one.
 struct Waiting {
@@ -50,9 +50,9 @@ struct Turn {
 }
 
 impl State {
-    /// Plans the evictions after which the waiting pods have their places: of pods of lower priority for a gang, then of
-    /// pods of namespaces that use more than their guarantees. Returns `None` if neither suffices, or if the pods
-    /// may not preempt.
+    /// Plans the evictions after which the waiting pods have their places: of pods of lower priority for a gang or a
+    /// pod that waits for claims, then of pods of namespaces that use more than their guarantees. Returns `None` if
+    /// neither suffices, or if the pods may not preempt.
     #[must_use]
     pub fn plan_evictions(&self, claimant: &Claimant, now: Timestamp) -> Option<RoomPlan> {
         let waiting = self.waiting(claimant)?;
@@ -62,8 +62,12 @@ impl State {
         }
         let guarantees = self.guarantees_of_others(&waiting.key.namespace);
         let by_priority = || {
-            // kube-scheduler preempts for single pods.
-            let Claimant::Gang(_) = claimant else { return None };
+            // kube-scheduler preempts for single pods, but not for claims.
+            if let Claimant::Pod(uid) = claimant
+                && !self.pod(uid).is_some_and(|pod| self.waits_for_plain_claims(pod))
+            {
+                return None;
+            }
             let claim = Claim::Priority(waiting.priority);
             let below =
                 |_: &GpuPod, priority: i32| (priority < waiting.priority).then_some(i64::from(priority));
@@ -182,8 +186,13 @@ impl State {
         let mut found = Evictable::default();
         let mut gangs: BTreeMap<&GangKey, usize> = BTreeMap::new();
         let mut units: Vec<(Turn, GpuAmount)> = Vec::new();
-        let mut held: Vec<(&PodUid, &GpuPod)> =
-            self.gpu_pods().filter(|(_, pod)| pod.node.is_some()).collect();
+        let groups = self.claim_groups();
+        let by_claims: BTreeSet<&PodUid> = groups.iter().flat_map(|group| &group.pods).collect();
+        for group in &groups {
+            units.extend(self.evictable_group(group, &level, &mut found));
+        }
+        let is_alone = |(uid, pod): &(&PodUid, &GpuPod)| pod.node.is_some() && !by_claims.contains(uid);
+        let mut held: Vec<(&PodUid, &GpuPod)> = self.gpu_pods().filter(is_alone).collect();
         held.sort_by_key(|(uid, _)| *uid);
         for (uid, pod) in held {
             if pod.is_ending {
@@ -214,11 +223,46 @@ impl State {
             }
         }
         units.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let claims: HashMap<&PodUid, &ClaimGroup> =
+            groups.iter().flat_map(|group| group.pods.iter().map(move |pod| (pod, group))).collect();
         for (Turn { level, pods, .. }, released) in units {
-            found.unit_of.extend(pods.iter().map(|pod| (pod.clone(), found.units.len())));
+            let unit = found.units.len();
+            let claims = pods.first().and_then(|pod| claims.get(pod)).map(|group| &group.claims);
+            found.unit_of.extend(claims.into_iter().flatten().map(|claim| (claim.clone(), unit)));
+            found.unit_of.extend(pods.iter().map(|pod| (pod.clone(), unit)));
             found.units.push(EvictionUnit { pods, level, released });
         }
         found
+    }
+
+    /// Returns the pods of a group as one unit, which releases their claims, or `None` if they are spared or end
+    /// anyway.
+    fn evictable_group(
+        &self,
+        group: &ClaimGroup,
+        level: impl Fn(&GpuPod, i32) -> Option<i64>,
+        found: &mut Evictable,
+    ) -> Option<(Turn, GpuAmount)> {
+        let pods: Vec<(&PodUid, &GpuPod)> =
+            group.pods.iter().filter_map(|uid| Some((uid, self.tenant(uid)?))).collect();
+        let (ending, staying): (Vec<_>, Vec<_>) = pods.into_iter().partition(|(_, pod)| pod.is_ending);
+        found.ending.extend(ending.into_iter().map(|(uid, _)| uid.clone()));
+        if group.is_fixed {
+            return None;
+        }
+        if staying.is_empty() {
+            found.ending.extend(group.claims.iter().cloned());
+            return None;
+        }
+        let priority = staying.iter().map(|(_, pod)| pod.priority()).max()?;
+        let levels = staying.iter().map(|(_, pod)| level(pod, priority)).collect::<Option<Vec<i64>>>()?;
+        found.pods.extend(staying.iter().map(|(uid, pod)| ((*uid).clone(), self.held_pod(uid, pod))));
+        let started = staying.iter().map(|(_, pod)| pod.started.unwrap_or(0)).max().map(Reverse)?;
+        let holders = staying.iter().map(|(uid, _)| *uid).chain(&group.claims);
+        let released = holders.fold(GpuAmount::default(), |sum, holder| sum.plus(self.amount_of(holder)));
+        let pods = staying.into_iter().map(|(uid, _)| uid.clone()).collect();
+        let level = levels.into_iter().max()?;
+        Some((Turn { level, is_whole: true, priority, started, pods }, released))
     }
 
     fn held_pod(&self, uid: &PodUid, pod: &GpuPod) -> HeldPod {

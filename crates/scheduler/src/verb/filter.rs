@@ -67,6 +67,9 @@ impl State {
         cache: &VerdictCache,
     ) -> FilterVerdicts<'a> {
         let mut verdicts = FilterVerdicts::default();
+        if let Err(bad) = self.check_containers(&args.pod) {
+            return FilterVerdicts::of_bad_pod(&args.names().collect::<Vec<_>>(), &bad);
+        }
         let pod = match ParsedPod::of(self, &args.pod) {
             Ok(pod) => pod.with_claims(&self.waiting_claims(&args.pod)),
             Err(bad) => return FilterVerdicts::of_bad_pod(&args.names().collect::<Vec<_>>(), &bad),

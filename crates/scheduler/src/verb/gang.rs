@@ -240,7 +240,7 @@ impl State {
             return self.wait_or_retry(key, no_room);
         }
         let has_held_back = self.lift_hold_back(key);
-        let has_evictions = self.lift_evictions(key);
+        let has_evictions = self.lift_evictions(&Claimant::Gang(key.clone()));
         let verdict = self.try_to_reserve(key, status, uid, offered, no_room, now);
         if has_evictions {
             self.restore_evictions(key);
@@ -395,6 +395,10 @@ impl State {
             let Ok(pod) = ParsedPod::new(self, &spec.namespace, &spec.spec, &spec.annotations) else {
                 continue;
             };
+            let pod = match spec.spec.resource_claims.is_empty() {
+                true => pod,
+                false => pod.with_claims(&self.waiting_claims(&spec.to_object(uid))),
+            };
             let is_restricted = restricted == Some(uid);
             let alike = classes.iter_mut().find(|class| {
                 !class.is_restricted
@@ -479,7 +483,9 @@ impl State {
                     }
                     return None;
                 }
-                let may_use = labels.is_none_or(|known| constraints.unmet_on(&name.0, known).is_none())
+                let needs_slice = !class.spec.spec.resource_claims.is_empty();
+                let may_use = (!needs_slice || self.offers_claims(name))
+                    && labels.is_none_or(|known| constraints.unmet_on(&name.0, known).is_none())
                     && (!class.is_restricted || offered.contains(&name.0.as_str()))
                     && !class.members.iter().any(|uid| self.is_excluded(key, uid, name));
                 may_use.then_some(request)
@@ -532,7 +538,10 @@ impl State {
                 place.node
             ));
         }
-        let pod = ParsedPod::of(self, &args.pod).ok().filter(ParsedPod::wants_gpu)?;
+        let pod = ParsedPod::of(self, &args.pod).ok()?.with_claims(&self.waiting_claims(&args.pod));
+        if !pod.wants_gpu() {
+            return None;
+        }
         args.names().find_map(|name| {
             let node = self.readable_node(name).ok()?;
             let name = NodeName(name.to_owned());

@@ -23,7 +23,10 @@ use crate::state::{Claimant, GpuPod, State, StateAccess};
 pub fn preempt(access: &impl StateAccess, args: &PreemptionArgs) -> PreemptionResult {
     let mut result = PreemptionResult::default();
     let Ok(pod) = access.with_state(|state| ParsedPod::of(state, &args.pod)) else { return result };
-    if access.with_state(|state| state.evicts_for_pod(&args.pod)) {
+    // kube-scheduler finds no victims for claims, and an answer without victims is an error for it.
+    if access
+        .with_state(|state| !state.waiting_claims(&args.pod).is_empty() || state.evicts_for_pod(&args.pod))
+    {
         return result;
     }
     let priority = args.pod.spec.priority.unwrap_or(0);

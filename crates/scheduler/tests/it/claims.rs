@@ -17,7 +17,7 @@ use tessera_wire::foreign::dra::ResourceClaim;
 use tessera_wire::metrics::Format;
 
 use crate::fixtures::*;
-use crate::server::{Replica, eventually};
+use crate::server::{Replica, eventually, told};
 
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims";
 
@@ -25,7 +25,7 @@ fn settings() -> SchedulerSettings {
     SchedulerSettings { dra: true, pass_on: PassOn::All, ..SchedulerSettings::default() }
 }
 
-fn class() -> Value {
+pub(crate) fn class() -> Value {
     let selector = json!({"cel": {"expression": "device.driver == \"gpu.tessera.dev\""}});
     json!({"metadata": {"name": "tessera"}, "spec": {"selectors": [selector]}})
 }
@@ -38,7 +38,7 @@ fn state_with(nodes: &[Value]) -> State {
 }
 
 /// Returns a claim for `count` GPUs with this percentage of each that waits.
-fn waiting(name: &str, count: usize, percent: u64) -> Value {
+pub(crate) fn waiting(name: &str, count: usize, percent: u64) -> Value {
     let mut request = json!({"deviceClassName": "tessera", "allocationMode": "ExactCount", "count": count});
     if percent < 100 {
         let memory = format!("{}Mi", percent * GPU_MIB / 100);
@@ -52,7 +52,7 @@ fn waiting(name: &str, count: usize, percent: u64) -> Value {
 }
 
 /// Returns a claim as kube-scheduler allocates it: these GPUs of a node, reserved for these pods.
-fn allocated(name: &str, percent: u64, node: &str, gpus: &[u8], pods: &[&str]) -> Value {
+pub(crate) fn allocated(name: &str, percent: u64, node: &str, gpus: &[u8], pods: &[&str]) -> Value {
     let memory = format!("{}Mi", percent * GPU_MIB / 100);
     let result = |gpu: &u8| {
         json!({
@@ -77,7 +77,7 @@ fn allocated(name: &str, percent: u64, node: &str, gpus: &[u8], pods: &[&str]) -
     claim
 }
 
-fn pod_with(name: &str, claim: &str) -> Value {
+pub(crate) fn pod_with(name: &str, claim: &str) -> Value {
     let mut pod = pod(name, &[]);
     pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": claim}]);
     pod
@@ -87,7 +87,7 @@ fn read(claim: &Value) -> ResourceClaim {
     serde_json::from_value(claim.clone()).unwrap()
 }
 
-fn show(state: &mut State, claim: &Value) {
+pub(crate) fn show(state: &mut State, claim: &Value) {
     state.handle(StateEvent::Claim(WatchEvent::Set(read(claim))));
 }
 
@@ -264,6 +264,30 @@ fn filter_judges_what_a_claim_certainly_needs() {
     assert_eq!(fitting(&state, &whole("w", 1)), ["two"], "pods with resources see what claims hold");
 }
 
+/// The grant of the resources and the grant of the claim would be mounted at the same place.
+#[test]
+fn a_container_with_resources_and_a_claim_is_refused() {
+    let mut state = state_with(&[node("n", 2, "GiB")]);
+    show(&mut state, &waiting("c", 1, 30));
+    let mut mixed = share("p", 20);
+    mixed["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "c"}]);
+    mixed["spec"]["containers"][0]["resources"]["claims"] = json!([{"name": "gpu"}]);
+    let container = mixed["spec"]["containers"][0]["name"].as_str().unwrap().to_owned();
+    let refused = filter(&state, &mixed, &["n"]).failed_and_unresolvable_nodes["n"].clone();
+    assert!(
+        refused.starts_with(&format!("container {container} requests GPUs by resources and by a claim")),
+        "{refused}"
+    );
+    // A claim for another device is no reason, and neither is another container.
+    let mut other = waiting("c", 1, 30);
+    other["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "nic".into();
+    show(&mut state, &other);
+    assert_eq!(passed(&filter(&state, &mixed, &["n"])), ["n"]);
+    show(&mut state, &waiting("c", 1, 30));
+    mixed["spec"]["containers"][0]["resources"]["claims"] = json!([]);
+    assert_eq!(passed(&filter(&state, &mixed, &["n"])), ["n"]);
+}
+
 #[test]
 fn explains_why_a_pod_with_a_claim_waits_and_which_claim_holds_the_gpu() {
     let mut state = state_with(&[node("n", 1, "GiB")]);
@@ -411,6 +435,33 @@ async fn binds_pods_with_claims_and_writes_corrections() {
     let third = create(&api, "third", &[1]);
     let error = replica.bind(&third, "n").await;
     assert!(error.contains("GPU 1 of node n has too little left"), "{error}");
+    eventually(|| !told(&api, "third", "ClaimRefused").is_empty()).await;
+    let message = told(&api, "third", "ClaimRefused").remove(0);
+    assert!(
+        message.starts_with("pod third is not bound to node n: claim third: GPU 1 of node n"),
+        "{message}"
+    );
+    eventually(|| !told(&api, "second", "GpusReplaced").is_empty()).await;
+    let message = told(&api, "second", "GpusReplaced").remove(0);
+    assert_eq!(message, "the allocated GPUs were given to another pod: GPU 1 of node n for pod second");
+    let event =
+        api.list("/api/v1/namespaces/team/events").into_iter().find(|one| one["reason"] == "GpusReplaced");
+    assert_eq!(event.unwrap()["involvedObject"]["kind"], "ResourceClaim");
+    // kube-scheduler reports that a pod waits.
+    let waits = api.create("/api/v1/namespaces/team/pods", pod_with("fourth", "fourth")).unwrap();
+    api.create(CLAIMS, waiting("fourth", 1, 30)).unwrap();
+    eventually(|| {
+        let state = replica.app.read();
+        filter(&state, &pod_with("fourth", "fourth"), &["n"]).failed_nodes.contains_key("n")
+    })
+    .await;
+    let report = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False",
+        "message": "0/1 nodes are available: 1 cannot allocate all claims."}]}});
+    let path = format!("/api/v1/namespaces/team/pods/{}/status", waits["metadata"]["name"].as_str().unwrap());
+    api.patch(&path, &report).unwrap();
+    eventually(|| !told(&api, "fourth", "ClaimWaits").is_empty()).await;
+    let message = told(&api, "fourth", "ClaimWaits").remove(0);
+    assert_eq!(message, "pod fourth waits: 0/1 nodes are available: 1 cannot allocate all claims.");
     for (name, node) in [("first", "n"), ("second", "n")] {
         let pod = api.get(&format!("/api/v1/namespaces/team/pods/{name}")).unwrap();
         assert_eq!(pod["spec"]["nodeName"], node);

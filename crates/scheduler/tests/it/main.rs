@@ -7,6 +7,7 @@ mod access;
 mod agents;
 mod bind;
 mod borrowing;
+mod claim_evictions;
 mod claims;
 mod cluster_events;
 mod dashboard;

@@ -149,7 +149,7 @@ pub(crate) async fn cluster() -> ApiServer {
 }
 
 /// Returns the messages of the events about a pod with this reason.
-fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
+pub(crate) fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
     let events = api.list("/api/v1/namespaces/team/events");
     let is_it = |event: &&Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
     events.iter().filter(is_it).map(|event| event["message"].as_str().unwrap().to_owned()).collect()

@@ -53,6 +53,11 @@ pub enum BadPodObject {
     /// Preferences are invalid.
     #[error(transparent)]
     Preferences(#[from] BadPreferences),
+    /// A container requests GPUs by resources and by a claim. The files of both grants have the same place.
+    #[error(
+        "container {0} requests GPUs by resources and by a claim; request all of them by claims, or in two containers"
+    )]
+    ClaimBesideResources(String),
     /// A container requests more memory than it may use.
     #[error(
         "container {container} requests {requested} of a GPU, and {} allows it only {limit}; write at least \

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use axum::http::Method;
 use serde_json::{Value, json};
-use tessera_cluster::{PodNotice, connect, node_agent::NodeClient};
+use tessera_cluster::{Notice, NoticeKind, connect, node_agent::NodeClient};
 use tessera_wire::tessera::agent_address::{CERTIFICATE_KEY, URL_KEY};
 use tessera_wire::tessera::{grant, inventory};
 
@@ -70,9 +70,10 @@ async fn allowed(cluster: &Cluster, agent: NodeClient) -> Result<()> {
     agent.patch_pod("default", "here", &uid, &map(&keys.map(|key| (key, "x")))).await?;
     agent.set_unhealthy(&[1, 2]).await?;
     agent.set_unhealthy(&[]).await?;
-    let notice = PodNotice {
+    let notice = Notice {
+        kind: NoticeKind::Pod,
         namespace: "default".to_owned(),
-        pod: "here".to_owned(),
+        name: "here".to_owned(),
         uid,
         is_warning: true,
         reason: "Tested".to_owned(),

@@ -82,6 +82,7 @@ export default {
   "guarantee.off": "evictions are off",
   "reserved.free": "all of them are free",
   "reserved.held": "not all of them are free yet",
+  "reserved.priority": "its GPUs on node {1} became free by evictions of pods of lower priority",
   "reserved.evicted": "its GPUs on node {1} became free by evictions, within the guarantee of its namespace",
   "placed.none": "no container keeps a GPU",
   "placed.lowest-idle": "lowest idle indexes",

@@ -82,6 +82,7 @@ export default {
   "guarantee.off": "驱逐未启用",
   "reserved.free": "全部空闲",
   "reserved.held": "尚未全部空闲",
+  "reserved.priority": "节点 {1} 上的 GPU 因驱逐优先级更低的 Pod 而空出，已为其保留",
   "reserved.evicted": "节点 {1} 上它的 GPU 已通过驱逐腾出，在命名空间的保障额度之内",
   "placed.none": "没有容器保留 GPU",
   "placed.lowest-idle": "序号最小的空闲 GPU",

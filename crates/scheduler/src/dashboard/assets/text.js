@@ -171,6 +171,7 @@ export const REASONS = [
   [/^it borrows, so the pod waits for free GPUs$/, "guarantee.borrows"],
   [/^pods of namespaces that borrow are evicted for it within the guarantee$/, "guarantee.evicts"],
   [/^evictions are off$/, "guarantee.off"],
+  [/^its GPUs on node (\S+) became free by evictions of pods of lower priority$/, "reserved.priority"],
   [/^its GPUs on node (\S+) became free by evictions, within the guarantee of its namespace$/, "reserved.evicted"],
 ];
 

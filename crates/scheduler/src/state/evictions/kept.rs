@@ -68,11 +68,11 @@ impl State {
         free.collect()
     }
 
-    /// Frees the GPUs that are kept for a gang while it is placed. Returns whether any are kept.
-    pub(crate) fn lift_evictions(&mut self, gang: &GangKey) -> bool {
-        let is_own = self.evicts_for(gang);
+    /// Frees the GPUs that are kept for waiting pods while they are placed. Returns whether any are kept.
+    pub(crate) fn lift_evictions(&mut self, claimant: &Claimant) -> bool {
+        let is_own = self.evictions.room.as_ref().is_some_and(|room| room.plan.claimant == *claimant);
         if is_own {
-            self.view.cancel_reservation(&name(&Claimant::Gang(gang.clone())));
+            self.view.cancel_reservation(&name(claimant));
         }
         is_own
     }

@@ -246,6 +246,7 @@ fn of_pods() -> Result<Vec<String>> {
     all.extend(texts([
         "namespace team gets back GPUs that it is guaranteed: 1 pod still to end",
         "namespace team gets back GPUs that it is guaranteed: 3 pods still to end",
+        "its GPUs on node n became free by evictions of pods of lower priority",
         "its GPUs on node n became free by evictions, within the guarantee of its namespace",
         // What the pages say where an agent does not answer.
         "the node does not say where its agent answers",
