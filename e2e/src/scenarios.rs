@@ -219,6 +219,12 @@ static SCENARIOS: &[Scenario] = &[
         OnRequest
     ),
     scenario!(
+        "dra-both",
+        "random pods of device plugins and claims on one real node, while scheduler, kubelet and agent are killed",
+        Enclosed(scheduler::both_offers),
+        Always
+    ),
+    scenario!(
         "inspect",
         "kubectl inspect gpu and gpushare with a real kubectl: the same reasons as the event, and a refusal without rights",
         Enclosed(scheduler::inspect),

@@ -11,6 +11,7 @@ mod mig;
 mod misnamed;
 mod outage;
 mod pods;
+mod prepared;
 mod rounds;
 mod situations;
 mod stage;

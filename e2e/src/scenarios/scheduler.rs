@@ -40,7 +40,7 @@ use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
-    capacity::run as capacity, claims::run as claims, defragment::run as defragment,
+    capacity::run as capacity, claims::both_offers, claims::run as claims, defragment::run as defragment,
     dialects::run as dialects, evictions::run as evictions, examples::run as examples,
     filter_only::run as filter_only, gangs::run as gangs, hami::run as hami, inspect::run as inspect,
     install::run as install, kills::run as kills, pairs::run as pairs, queues::run as queues,

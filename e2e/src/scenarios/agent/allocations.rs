@@ -1,4 +1,4 @@
-//! The invariant of the agent: podresources, annotations, grant directories and the agent's ledger
+//! The invariant of the agent: podresources, annotations, claims, grant directories and the agent's ledger
 //! agree, and no GPU is overbooked.
 
 use std::{
@@ -20,7 +20,10 @@ use tessera_wire::{
     tessera::grant,
 };
 
-use super::stage::{SOON, Stage, core_node, eight_gpus};
+use super::{
+    prepared,
+    stage::{SOON, Stage, core_node, eight_gpus},
+};
 
 /// Waits until all allocations agree.
 pub(in crate::scenarios) async fn check(stage: &Stage) -> Result<()> {
@@ -42,8 +45,18 @@ async fn compare(stage: &Stage) -> Result<()> {
     let mut ledger = Ledger::default();
     ledger.set_node(node.clone());
     let (mut holders, mut sharing) = (BTreeSet::new(), BTreeSet::new());
+    let claims = prepared::agree(stage, pods.iter().filter(alive)).await?;
+    for claim in &claims.grants {
+        ledger.observe(claim.clone());
+    }
+    sharing.extend(claims.uids.iter().cloned());
     for pod in pods.iter().filter(alive) {
-        let containers = pod_agrees(stage, pod).await?;
+        let mut containers = pod_agrees(stage, pod).await?;
+        for ((uid, container), gpus) in &claims.containers {
+            if *uid == pod.metadata.uid {
+                containers.entry(container.clone()).or_default().extend(gpus);
+            }
+        }
         if containers.is_empty() {
             continue;
         }

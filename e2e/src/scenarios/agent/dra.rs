@@ -22,6 +22,7 @@ use super::{
     health::happen,
     library::{build, on_simulated_gpu, rounds},
     pods::{Container, asking},
+    prepared::records,
     stage::{SIMULATED, SOON, Stage},
 };
 use crate::harness::add_claim;
@@ -82,6 +83,15 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.create(on_simulated_gpu(stage, &built, double)?).await?;
     rounds(stage, "double", FOUR, 2).await?;
     stage.harness.note("a container with two claims is held to the share of each");
+
+    let mut requests = share("5", "4Gi");
+    let other = requests["devices"]["requests"][0].clone();
+    requests["devices"]["requests"].as_array_mut().context("no requests")?.push(other);
+    requests["devices"]["requests"][1]["name"] = "other".into();
+    claims.create("ResourceClaim", "halves", requests).await?;
+    stage.create(on_gpu("whole-of-halves", "halves")?).await?;
+    rounds(stage, "whole-of-halves", EIGHT, 2).await?;
+    stage.harness.note("a container with two requests of a claim on one GPU is held to their sum");
 
     unchanged_pods(&claims).await?;
     other_claims(&claims).await?;
@@ -283,14 +293,7 @@ impl Claims<'_> {
 
     /// Returns the records of all prepared claims.
     fn records(&self) -> Result<Vec<PreparedClaim>> {
-        let mut records = Vec::new();
-        for entry in fs::read_dir(self.stage.grants.join(".claims"))?.flatten() {
-            // A record may go while it is read.
-            if let Ok(text) = fs::read_to_string(entry.path()) {
-                records.push(PreparedClaim::parse(&text)?);
-            }
-        }
-        Ok(records)
+        records(self.stage)
     }
 }
 

@@ -39,8 +39,12 @@ const ACCOUNT: &str = "tessera-agent";
 pub(in crate::scenarios) const HAMI: &str = "--dialects=hami";
 const SLOTS: u16 = 10;
 
-/// Flag of an agent that serves claims only.
+/// Flags of an agent that serves claims only, and of one that also serves device plugins.
 const CLAIMS: &str = "--offer=dra";
+const BOTH: &str = "--offer=both";
+
+/// A control plane without kube-scheduler.
+const CONTROLLERS: Parts = Parts { scheduler: false, controllers: true };
 
 /// Address of the agent's pages inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
@@ -78,7 +82,7 @@ impl Stage {
 
     /// Starts the agent in a cluster with kube-controller-manager.
     pub(in crate::scenarios) async fn start_with_controllers(harness: &Harness) -> Result<Self> {
-        Self::start_beside(harness, "auto", &[], Parts { scheduler: false, controllers: true }).await
+        Self::start_beside(harness, "auto", &[], CONTROLLERS).await
     }
 
     async fn start_beside(
@@ -120,6 +124,12 @@ impl Stage {
         Self::launch(harness, Parts::ALL, PathBuf::new(), Vec::new(), &flags).await
     }
 
+    /// Starts an agent that serves device plugins and claims, with the controllers that claims need. Pods of both kinds
+    /// must come through Tessera's scheduler, which the scenario starts.
+    pub(in crate::scenarios) async fn start_with_both(harness: &Harness) -> Result<Self> {
+        Self::start_beside(harness, "auto", &[BOTH.to_owned()], CONTROLLERS).await
+    }
+
     async fn launch(
         harness: &Harness,
         parts: Parts,
@@ -131,7 +141,7 @@ impl Stage {
         for (_, amount) in offered.iter_mut().filter(|(resource, _)| *resource == "nvidia.com/gpu") {
             *amount = (amount.parse::<u16>()? * slots.unwrap_or(1)).to_string();
         }
-        let has_claims = flags.iter().any(|flag| flag == CLAIMS);
+        let has_claims = flags.iter().any(|flag| flag == CLAIMS || flag == BOTH);
         let cluster = Cluster::start(harness, parts).await?;
         // The node copies the mounts that exist when it starts.
         let grants = harness.state("grants")?;

@@ -2,6 +2,7 @@
 //! them.
 
 mod mixture;
+mod offers;
 mod sets;
 mod shares;
 mod speed;
@@ -44,6 +45,11 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     speed::run(&site).await
 }
 
+/// One real node whose agent serves device plugins and claims.
+pub(crate) async fn both_offers(harness: Harness) -> Result<()> {
+    offers::run(harness).await
+}
+
 /// A kube-scheduler with one replica of ours.
 struct Pair {
     replica: Replica,
@@ -53,7 +59,11 @@ struct Pair {
 
 impl Pair {
     async fn start(site: &Site, name: &str) -> Result<Self> {
-        let replica = site.replica_with(&format!("{name}-extender"), None, &[CLAIMS])?;
+        Self::start_with(site, name, &[CLAIMS]).await
+    }
+
+    async fn start_with(site: &Site, name: &str, flags: &[&str]) -> Result<Self> {
+        let replica = site.replica_with(&format!("{name}-extender"), None, flags)?;
         site.ready(&replica).await?;
         let front = Front::start(vec![replica.addresses]).await?;
         let kube_scheduler = site.kube_scheduler_for_claims(name, &front).await?;
@@ -141,11 +151,18 @@ impl Site {
     async fn held_by_claims(&self, memory_mib: u64) -> Result<BTreeMap<(String, u8), (u64, u64)>> {
         // Pods come first: the claim of a bound pod is final.
         let pods = self.cluster.pods().list(&ListParams::default()).await?.items;
+        self.held_by_claims_of(&pods, memory_mib).await
+    }
+
+    /// Returns the same for the claims of these pods, which must have been listed before.
+    async fn held_by_claims_of(
+        &self,
+        pods: &[Pod],
+        memory_mib: u64,
+    ) -> Result<BTreeMap<(String, u8), (u64, u64)>> {
         let is_bound = |uid: &str| {
-            pods.iter().any(|pod| {
-                pod.metadata.uid.as_deref() == Some(uid)
-                    && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
-            })
+            let is_it = |pod: &&Pod| pod.metadata.uid.as_deref() == Some(uid);
+            pods.iter().filter(is_it).any(is_on_a_node)
         };
         let mut held: BTreeMap<(String, u8), (u64, u64)> = BTreeMap::new();
         for claim in self.claims().await? {
@@ -169,6 +186,13 @@ impl Site {
         }
         Ok(held)
     }
+}
+
+/// Returns whether a pod is on a node and has not ended.
+fn is_on_a_node(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    is_bound && !matches!(phase, "Succeeded" | "Failed")
 }
 
 /// Returns the messages of pods that wait.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use kube::api::{DeleteParams, ListParams};
 use serde_json::Value;
 
-use super::{CLAIMS, Pair, Site, share_of, whole_gpus};
+use super::{CLAIMS, Pair, Site, is_on_a_node, share_of, whole_gpus};
 use crate::scenarios::scheduler::{
     SOON, front,
     pods::{GPU_MEMORY_MIB, annotation, asking, gpu_node, whole},
@@ -100,33 +100,44 @@ async fn end_some(site: &Site, dice: &mut Dice) -> Result<usize> {
 }
 
 /// Memory in use of each GPU, in GiB.
-type Held = BTreeMap<(String, u8), u64>;
+pub(super) type Held = BTreeMap<(String, u8), u64>;
 
 /// Returns what bound pods and their claims hold. Fails if it exceeds a GPU.
 async fn held(site: &Site) -> Result<Held> {
-    let mut held = site.held_by_claims(GPU_MEMORY_MIB).await?;
-    for pod in site.cluster.pods().list(&ListParams::default()).await?.items {
-        let grant = annotation(&pod, "tessera.dev/grant");
+    let index = |uuid: &str| uuid.rsplit('-').next()?.parse().ok();
+    held_on(site, GPU_MEMORY_MIB, index).await
+}
+
+/// Returns the same for GPUs with this much memory. `index` returns the index of a GPU with a UUID.
+pub(super) async fn held_on(
+    site: &Site,
+    memory_mib: u64,
+    index: impl Fn(&str) -> Option<u8>,
+) -> Result<Held> {
+    // One list of pods: a pod that ends between two lists leaves its GPUs to another one.
+    let pods = site.cluster.pods().list(&ListParams::default()).await?.items;
+    let mut held = site.held_by_claims_of(&pods, memory_mib).await?;
+    for pod in pods.iter().filter(|pod| is_on_a_node(pod)) {
+        let grant = annotation(pod, "tessera.dev/grant");
         let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else { continue };
         if grant.is_empty() {
             continue;
         }
         let containers: BTreeMap<String, Vec<Value>> = serde_json::from_str(grant)?;
         for gpu in containers.into_values().flatten() {
-            let uuid = gpu["uuid"].as_str().unwrap_or_default();
-            let index = uuid.rsplit('-').next().and_then(|index| index.parse().ok()).context("no index")?;
+            let index = gpu["uuid"].as_str().and_then(&index).context("no index")?;
             let percent = gpu["cores"].as_u64().unwrap_or_default();
-            let memory = gpu["memoryMiB"].as_u64().unwrap_or(GPU_MEMORY_MIB);
+            let memory = gpu["memoryMiB"].as_u64().unwrap_or(memory_mib);
             let sum = held.entry((node.clone(), index)).or_default();
             *sum = (sum.0 + percent, sum.1 + memory);
-            ensure!(sum.0 <= 100 && sum.1 <= GPU_MEMORY_MIB, "GPU {index} of {node} is over: {sum:?}");
+            ensure!(sum.0 <= 100 && sum.1 <= memory_mib, "GPU {index} of {node} is over: {sum:?}");
         }
     }
     Ok(held.into_iter().map(|(gpu, (_, memory))| (gpu, memory / 1024)).collect())
 }
 
 /// Returns what the ledger of the replica has.
-async fn ledger(pair: &Pair) -> Result<Held> {
+pub(super) async fn ledger(pair: &Pair) -> Result<Held> {
     let page =
         front::get(pair.replica.addresses.pages, "/gpushare-scheduler/inspect").await.context("no page")?;
     let (_, body) = page.split_once("\r\n\r\n").context("no body")?;
