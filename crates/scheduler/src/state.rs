@@ -15,6 +15,7 @@ mod guarantees;
 mod hold_back;
 mod node_reservations;
 mod nodes;
+mod passed_pods;
 mod pod_groups;
 mod pods;
 mod policies;
@@ -187,6 +188,8 @@ pub struct State {
     evictions: Evictions,
     node_reservations: NodeReservations,
     bookings: Bookings,
+    /// Pods that filter has passed to one node alone.
+    passed_pods: RecentUids,
     claims: Claims,
     releases: Releases,
     /// Time of the newest event.
@@ -251,6 +254,7 @@ impl State {
             evictions: Evictions::default(),
             node_reservations: NodeReservations::default(),
             bookings: Bookings::default(),
+            passed_pods: RecentUids::default(),
             claims: Claims::default(),
             releases: Releases::default(),
             event_time: Duration::ZERO,

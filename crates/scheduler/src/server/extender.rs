@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use tessera_core::admission::QUOTA;
+use tessera_core::units::PodUid;
 use tessera_wire::bounded::Counted;
 use tessera_wire::foreign::extender::{
     BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
@@ -87,6 +88,11 @@ async fn filtered(app: &Arc<App>, body: &Body, reserves: bool) -> Response {
             }
             if reserves {
                 reserve(app, &args.pod, &mut verdicts).await;
+            } else if let Some(node) = verdicts.to_reserve
+                && app.may_write()
+                && app.write().reserve_passed(&args.pod, node, app.now())
+            {
+                verdicts.narrow_to(node);
             }
             verdicts
         }
@@ -118,6 +124,12 @@ fn judge<'a>(app: &App, args: &'a ExtenderArgs<BorrowedName<'_>>) -> FilterVerdi
         }
     }
     let mut state = app.read();
+    let uid = PodUid(args.pod.metadata.uid.clone());
+    if state.is_passed(&uid) {
+        drop(state);
+        app.write().release_passed(&uid);
+        state = app.read();
+    }
     if let Some(node) = state.reserved_node(args) {
         return FilterVerdicts::only(node);
     }

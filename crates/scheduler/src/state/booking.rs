@@ -258,9 +258,12 @@ impl State {
             None => {}
         }
         self.check_scheduler(&uid, &pod.spec)?;
-        let (grant, order) = self.decide(&uid, pod, &name, now)?;
-        let namespace = pod.namespace.clone();
-        self.view.book(grant, namespace)?;
+        let was_passed = self.cancel_passed(&uid);
+        let booked = self.book_anew(&uid, &name, now);
+        if was_passed && booked.is_err() {
+            self.keep_what_is_free();
+        }
+        let order = booked?;
         let booking = Booking {
             node: name,
             order: order.clone(),
@@ -273,6 +276,15 @@ impl State {
         };
         self.bookings.current.insert(uid, booking);
         Ok(BindStep::Send(order))
+    }
+
+    /// Chooses GPUs of the node for a waiting pod and enters them into the ledger.
+    fn book_anew(&mut self, uid: &PodUid, node: &NodeName, now: Timestamp) -> Result<BindOrder, BindRefusal> {
+        let pod = self.pod(uid).ok_or_else(|| BindRefusal::Unseen(uid.clone()))?;
+        let (grant, order) = self.decide(uid, pod, node, now)?;
+        let namespace = pod.namespace.clone();
+        self.view.book(grant, namespace)?;
+        Ok(order)
     }
 
     /// Continues a bind with the pod as read from the API server. Returns the Binding to send, or `None` if the

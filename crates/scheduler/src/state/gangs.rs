@@ -13,6 +13,7 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::gang::{GangKey, GangOrigin, Membership};
 use tessera_wire::tessera::reservation;
 
+use super::passed_pods::is_of_passed_pod;
 use super::{GpuPod, State, Timestamp};
 
 /// Longest time for which a pod is known only from a call of kube-scheduler. The watch shows a pod earlier.
@@ -325,9 +326,13 @@ impl State {
     /// pods of incomplete gangs should be told.
     pub fn expire_gangs(&mut self, now: Timestamp) -> Vec<GangNotice> {
         let mut notices = Vec::new();
-        for name in self.ledger().ended_reservations(now.steady) {
-            let Some(cancelled) = self.view.cancel_reservation(&name) else { continue };
+        let ended = self.ledger().ended_reservations(now.steady);
+        for name in &ended {
+            let Some(cancelled) = self.view.cancel_reservation(name) else { continue };
             notices.extend(self.report_unused(cancelled, now));
+        }
+        if ended.iter().any(is_of_passed_pod) {
+            self.keep_what_is_free();
         }
         let overdue: Vec<GangKey> = self.gangs.by_key.keys().cloned().collect();
         for key in overdue {
@@ -344,7 +349,9 @@ impl State {
     /// Returns whether [`State::expire_gangs`] has something to do.
     #[must_use]
     pub fn has_reservations_to_check(&self) -> bool {
-        !self.gangs.by_key.is_empty() || !self.node_reservations.is_empty()
+        !self.gangs.by_key.is_empty()
+            || !self.node_reservations.is_empty()
+            || self.ledger().reservations().next().is_some()
     }
 
     /// Pauses a gang whose reservation has ended, so that a gang that cannot start keeps its GPUs at most half of
@@ -456,7 +463,7 @@ impl State {
     /// Returns the number of GPUs that are reserved, at least in part: for gangs, and by node annotations.
     pub(crate) fn reserved_gpus(&self) -> (usize, usize) {
         let (mut for_gangs, mut on_nodes) = (0, 0);
-        for name in self.ledger().reservations() {
+        for name in self.ledger().reservations().filter(|name| !is_of_passed_pod(name)) {
             let places = self.ledger().reservation(name).map(|reservation| reservation.places);
             let gpus: usize = places.iter().flatten().map(|place| place.footprint().count()).sum();
             match name.0.starts_with(reservation::LEDGER_PREFIX) {

@@ -110,12 +110,16 @@ impl State {
             Some(_) => {}
             None => self.learn_from(&fresh.spec),
         }
+        let was_passed = self.cancel_passed(&uid);
         let parsed = self.entry(&node).and_then(|entry| entry.spec.as_ref().ok());
         let placed = fresh.placed(uid.clone(), node, parsed);
         self.gpu_pods.insert(uid.clone(), Box::new(fresh));
         self.view.set_pod(placed);
         self.join_gang(&uid);
         self.follow_preemption(&uid);
+        if was_passed {
+            self.keep_what_is_free();
+        }
     }
 
     /// Enters a pod without GPUs. Only its CPU and memory count.
@@ -162,6 +166,12 @@ impl State {
         self.forget_claim_user(uid);
         self.view.remove_pod(uid);
         self.leave_gang(uid);
+        self.cancel_passed(uid);
+        self.keep_what_is_free();
+    }
+
+    /// Keeps what has become free for those that wait for it.
+    pub(super) fn keep_what_is_free(&mut self) {
         // People's reservations come before the GPUs that are kept for a gang.
         self.refresh_node_reservations();
         self.refresh_evictions();

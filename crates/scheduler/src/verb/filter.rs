@@ -23,6 +23,8 @@ pub struct FilterVerdicts<'a> {
     pub fit: usize,
     /// The first of the nodes with the highest score.
     pub best: Option<&'a str>,
+    /// The best node, if filter may pass it alone and should reserve GPUs there until bind is called.
+    pub to_reserve: Option<&'a str>,
     /// The rejected nodes, each with the index of its reason in `reason_texts`.
     rejected: Vec<(&'a str, usize)>,
     reason_texts: Vec<ReasonText>,
@@ -111,17 +113,24 @@ impl State {
         scorer.finish(cache);
         verdicts.fit = fitting.len();
         verdicts.best = first_best(&fitting, &scores);
-        verdicts.fitting = self.passed_on(&args.pod.spec, fitting, &scores);
+        match self.narrowed(&args.pod.spec, &fitting, &scores) {
+            Some(best) => {
+                verdicts.to_reserve = best.first().copied().filter(|node| self.is_uncounted(&pod, node));
+                verdicts.fitting = best;
+            }
+            None => verdicts.fitting = fitting,
+        }
         verdicts
     }
 
-    /// Returns the fitting nodes that kube-scheduler may choose from, in the order of the call.
-    fn passed_on<'a>(&self, pod: &PodSpec, fitting: Vec<&'a str>, scores: &[f64]) -> Vec<&'a str> {
+    /// Returns the best nodes in the order of the call, or `None` if kube-scheduler may choose from all that fit.
+    fn narrowed<'a>(&self, pod: &PodSpec, fitting: &[&'a str], scores: &[f64]) -> Option<Vec<&'a str>> {
         if self.pass_on() == PassOn::All || pod.affinity.has_preferred || pod.spreading.has_preferred {
-            return fitting;
+            return None;
         }
-        let best = best(&fitting, scores);
-        if self.has_soft_taints() && self.are_tainted(pod, &best, &fitting) { fitting } else { best }
+        let best = best(fitting, scores);
+        let is_tainted = self.has_soft_taints() && self.are_tainted(pod, &best, fitting);
+        (!is_tainted).then_some(best)
     }
 
     /// Returns whether another node has fewer untolerated soft taints than all of the best nodes.

@@ -32,6 +32,8 @@ enum Step {
     Create(u64),
     /// Another scheduler places a pod on a node without a grant.
     Bypass(u64, usize),
+    /// Filter passes a pod to a node alone and reserves GPUs there.
+    Filter(usize, usize),
     /// kube-scheduler binds a pod to a node.
     Bind(usize, usize),
     /// The API server handles a binding in flight, with this outcome.
@@ -78,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
             (1..10u64).prop_map(|tenths| PARTS + tenths * 10),
         ].prop_map(Step::Create),
         1 => (1..20u64, any::<usize>()).prop_map(|(tenths, node)| Step::Bypass(tenths * 10, node)),
+        3 => (any::<usize>(), any::<usize>()).prop_map(|(pod, node)| Step::Filter(pod, node)),
         6 => (any::<usize>(), any::<usize>()).prop_map(|(pod, node)| Step::Bind(pod, node)),
         5 => (any::<usize>(), answer).prop_map(|(which, answer)| Step::Arrive(which, answer)),
         5 => (1..6usize, any::<bool>()).prop_map(|(count, twice)| Step::Deliver(count, twice)),
@@ -175,6 +178,12 @@ impl World {
                 pod["spec"]["nodeName"] = NODES[node % NODES.len()].into();
                 self.tell(pod);
             }
+            Step::Filter(pod, node) => {
+                let Some(pod) = self.nth(pod) else { return };
+                let pod = parse(&pod);
+                self.state.release_passed(&PodUid(pod.metadata.uid.clone()));
+                self.state.reserve_passed(&pod, NODES[node % NODES.len()], at(self.now));
+            }
             Step::Bind(pod, node) => {
                 let Some(pod) = self.nth(pod) else { return };
                 let node = NODES[node % NODES.len()];
@@ -227,6 +236,7 @@ impl World {
                 let seconds = if self.sent.is_empty() { seconds } else { 1 };
                 self.now += seconds;
                 self.resolve_uncertain();
+                self.state.expire_gangs(at(self.now));
             }
             Step::Ask(number) => {
                 self.answers.extend(self.nth(number).map(|pod| (pod, self.state.list_generation())));
@@ -334,6 +344,10 @@ impl World {
             truth.ledger().overbooked()
         );
         prop_assert!(self.state.ledger().overbooked().is_empty(), "booked too much");
+        for pod in self.pods.keys().map(|uid| PodUid(uid.clone())) {
+            let is_booked = self.state.ledger().grant(&pod).is_some();
+            prop_assert!(!is_booked || !self.state.is_passed(&pod), "{pod} is booked and reserved");
+        }
         for (_, grant) in book(&self.state) {
             for container in &grant.containers {
                 prop_assert_eq!(container.gpus().len(), container.holds.len(), "two parts on one GPU");
@@ -371,6 +385,8 @@ proptest! {
         }
         world.now += 1000;
         world.resolve_uncertain();
+        world.state.expire_gangs(at(world.now));
+        prop_assert_eq!(world.state.ledger().reservations().count(), 0);
         let mut replayed = fresh();
         world.list().for_each(|event| replayed.handle(event));
         prop_assert_eq!(book(&world.state), book(&replayed));

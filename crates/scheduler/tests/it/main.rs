@@ -26,6 +26,7 @@ mod login;
 mod neighbour;
 mod node_reservations;
 mod pages;
+mod passed_pods;
 mod preempt;
 mod quota;
 mod sample;

@@ -93,7 +93,8 @@ async fn an_unchanged_file_is_answered_with_not_modified() {
 async fn decisions_are_listed_newest_first() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
-    let pod = make(&api, &whole("p", 2));
+    // A pod whose GPUs kube-scheduler counts, so both calls have the same answer.
+    let pod = make(&api, &pod("p", &[("aliyun.com/gpu", "2")]));
     let question = json!({"Pod": pod, "NodeNames": ["a", "b"]});
     replica.post("/scheduler/filter", &question).await;
     replica.post("/scheduler/filter", &question).await;
