@@ -4,6 +4,7 @@
 //! kubelet ignores resources that its node does not have. Pods that run in this scenario show both.
 
 mod choices;
+mod policies;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,6 +41,9 @@ const GPU_MEMORY_MIB: u64 = 81_920;
 
 /// What the kubelet says of a pod for which it knows too few devices.
 const DEVICES_UNAVAILABLE: &str = "requested number of devices unavailable";
+
+/// The code with which the agent refuses a pod. A connection to an agent that was killed ends with another one.
+const REFUSED_BY_AGENT: &str = "code = ResourceExhausted";
 
 /// Pods of a wave that may reach a busy kubelet before the agent's list of devices.
 const MAX_LATE_DEVICES: usize = 1;
@@ -80,6 +84,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     scene.every_example().await?;
     scene.parts_that_no_gpu_has_are_refused().await?;
     scene.choices().await?;
+    scene.policies().await?;
     scene.random_pods().await?;
     let metrics = front::get(scene.replica.addresses.pages, "/metrics").await.unwrap_or_default();
     ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
@@ -177,6 +182,11 @@ impl Scene {
             ensure!(
                 lost.iter().all(is_expected) && (is_plugin_side(killed) || lost.len() <= MAX_LATE_DEVICES),
                 "pods were rejected in wave {wave}, in which {killed} was killed: {lost:?}"
+            );
+            // Every grant is right, so the agent has no reason to refuse a pod, whatever was killed.
+            ensure!(
+                !lost.iter().any(|reason| reason.contains(REFUSED_BY_AGENT)),
+                "the agent refused pods in wave {wave}, in which {killed} was killed: {lost:?}"
             );
             for reason in &lost {
                 self.site.harness.note(&format!("rejected: {reason}"));

@@ -1,10 +1,12 @@
 //! Nodes and pods with GPUs.
 
+use anyhow::Result;
 use k8s_openapi::{
     api::core::v1::{Node, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
 use serde_json::{Value, json};
+use tessera_wire::{foreign::dialect::hami, tessera::inventory};
 
 use crate::harness::{pod, virtual_node};
 
@@ -42,6 +44,20 @@ pub(super) fn node_of_model(name: &str, gpu_count: u64, unit: &str, model: &str,
         }
     }
     node
+}
+
+/// Offers several devices of `nvidia.com/gpu` for each GPU, as the agent does where HAMi's resources are in use.
+pub(super) fn split_into_slots(mut node: Node, gpus: u64, slots: u64) -> Result<Node> {
+    for inventory in node.metadata.annotations.iter_mut().filter_map(|all| all.get_mut(inventory::KEY)) {
+        let mut document: Value = serde_json::from_str(inventory)?;
+        document["nvidiaSlots"] = json!(slots);
+        *inventory = document.to_string();
+    }
+    let status = node.status.get_or_insert_default();
+    for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
+        resources.insert(hami::COUNT.to_owned(), Quantity((gpus * slots).to_string()));
+    }
+    Ok(node)
 }
 
 pub(super) fn share(name: &str, compute_percent: u64) -> Pod {

@@ -177,7 +177,7 @@ impl Scene {
     }
 }
 
-fn annotated(name: &str, asked: &[(&str, &str)], annotations: Annotations<'_>) -> Pod {
+pub(super) fn annotated(name: &str, asked: &[(&str, &str)], annotations: Annotations<'_>) -> Pod {
     let mut pod = staying(name, asked);
     let all = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     pod.metadata.annotations.get_or_insert_default().extend(all);

@@ -6,15 +6,14 @@ use std::{fmt, fs, net::SocketAddr, path::PathBuf};
 use anyhow::{Context, Result};
 use axum::http::Uri;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tessera_wire::{foreign::dialect::hami, tessera::inventory};
+use tessera_wire::foreign::dialect::hami;
 use tokio::net::TcpStream;
 
 use super::super::{
     SOON, Site,
-    pods::{GPU_MEMORY_MIB, asking, gpu_node, share},
+    pods::{GPU_MEMORY_MIB, asking, gpu_node, share, split_into_slots},
 };
 use crate::harness::{Component, Program};
 
@@ -185,7 +184,7 @@ impl Peer {
 /// Returns a node for all contenders.
 pub(super) fn node(number: usize, contenders: &[Contender]) -> Result<Node> {
     let name = format!("node-{number:04}");
-    let mut node = serde_json::to_value(split_into_slots(gpu_node(&name, GPUS, "GiB"))?)?;
+    let mut node = serde_json::to_value(split_into_slots(gpu_node(&name, GPUS, "GiB"), GPUS, SLOTS)?)?;
     for contender in contenders {
         if let Extender::Peer(peer) = &contender.extender
             && !peer.node.is_empty()
@@ -194,20 +193,6 @@ pub(super) fn node(number: usize, contenders: &[Contender]) -> Result<Node> {
         }
     }
     Ok(serde_json::from_value(node)?)
-}
-
-/// Offers several devices of `nvidia.com/gpu` for each GPU, as the agent does where HAMi's resources are in use.
-fn split_into_slots(mut node: Node) -> Result<Node> {
-    for inventory in node.metadata.annotations.iter_mut().filter_map(|all| all.get_mut(inventory::KEY)) {
-        let mut document: Value = serde_json::from_str(inventory)?;
-        document["nvidiaSlots"] = json!(SLOTS);
-        *inventory = document.to_string();
-    }
-    let status = node.status.get_or_insert_default();
-    for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
-        resources.insert(hami::COUNT.to_owned(), Quantity((GPUS * SLOTS).to_string()));
-    }
-    Ok(node)
 }
 
 /// Applies a merge patch that deletes nothing.
