@@ -54,8 +54,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SPEC", default_value = "")]
     used: Used,
 
-    /// Request of the pod: whole:2, share:50c/7680m, memory:8192m, vcuda:50/30, vcuda:200,
-    /// gpushare:8GiB, nvidia:1 or gputopology:4; several containers separated by +
+    /// Request of the pod: whole:2, share:50c/7680m, share:2x50c/7680m (of each of 2 GPUs), memory:8192m,
+    /// vcuda:50/30, vcuda:200, gpushare:8GiB, nvidia:1 or gputopology:4; several containers separated by +
     #[arg(long, value_name = "SPEC")]
     request: Requests,
 

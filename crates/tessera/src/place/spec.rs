@@ -5,7 +5,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::Hold;
-use tessera_core::request::Request;
+use tessera_core::request::{MemoryRequest, Request, Share};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 use tessera_wire::foreign::dialect::{MemoryUnit, gpushare, vcuda, whole};
 
@@ -21,8 +21,8 @@ pub(crate) struct Used(pub(crate) Vec<(GpuIndex, Hold)>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Indexes(pub(crate) Vec<GpuIndex>);
 
-const REQUEST_FORMS: &str = "whole:2, share:50c/7680m, memory:8192m, vcuda:50/30, vcuda:200, gpushare:8GiB, \
-                             nvidia:1 or gputopology:4";
+const REQUEST_FORMS: &str = "whole:2, share:50c/7680m, share:2x50c/7680m, memory:8192m, vcuda:50/30, vcuda:200, \
+                             gpushare:8GiB, nvidia:1 or gputopology:4";
 const USED_FORMS: &str = "0=50c/2048m, 0=50c, 0=2048m or 0=whole";
 
 impl FromStr for Requests {
@@ -46,6 +46,8 @@ fn request(text: &str) -> Result<Request> {
         "nvidia" => whole::NVIDIA.request(number(amount)?)?,
         "gputopology" => whole::GPUTOPOLOGY.request(number(amount)?)?,
         "share" => {
+            let (count, amount) =
+                counted(amount).with_context(|| format!("`{text}`: write share:2x50c/7680m for 2 GPUs"))?;
             let (compute_percent, memory) =
                 share(amount).with_context(|| format!("`{text}`: write share:50c/7680m"))?;
             ensure!(
@@ -57,7 +59,7 @@ fn request(text: &str) -> Result<Request> {
                 "`{text}`: a share needs memory; write share:{}c/7680m",
                 compute_percent.0
             );
-            Some(Request::share(compute_percent, memory))
+            Some(Request::Share(Share { count, compute_percent, memory: MemoryRequest::Amount(memory) }))
         }
         "memory" => {
             let units = mebibytes(amount).with_context(|| format!("`{text}`: write memory:8192m"))?;
@@ -114,6 +116,14 @@ impl FromStr for Indexes {
     }
 }
 
+/// Splits the number of GPUs off a share such as `2x50c/7680m`. Without one it is a share of one GPU.
+fn counted(text: &str) -> Option<(u8, &str)> {
+    let Some((count, share)) = text.split_once('x') else { return Some((1, text)) };
+    let count =
+        count.parse::<u8>().ok().filter(|count| (1..=GpuSet::CAPACITY).contains(&usize::from(*count)))?;
+    Some((count, share))
+}
+
 /// Parses a share such as `50c/7680m`, `50c` or `7680m`.
 fn share(text: &str) -> Result<(Percent, MiB)> {
     let mut amounts = (Percent::ZERO, MiB::ZERO);
@@ -153,6 +163,11 @@ mod tests {
         let share = |percent, memory| Request::share(Percent(percent), MiB(memory));
         check("whole:2", &[Request::Whole(2)]);
         check("share:50c/7680m", &[share(50, 7680)]);
+        let memory = MemoryRequest::Amount(MiB(3000));
+        check(
+            "share:2x30c/3000m",
+            &[Request::Share(Share { count: 2, compute_percent: Percent(30), memory })],
+        );
         check("memory:8192m", &[Request::memory(MiB(8192))]);
         check("vcuda:50/30", &[share(50, 7680)]);
         check("vcuda:200", &[Request::Whole(2)]);
@@ -174,6 +189,10 @@ mod tests {
         check_error("whole:99", "`whole:99`: a node has at most 64 GPUs");
         check_error("share:150c/1m", "a share is 1 to 99 percent; write whole:1");
         check_error("share:50", "write share:50c/7680m");
+        check_error("share:2x50c", "a share needs memory");
+        for wrong in ["share:0x50c/1m", "share:65x50c/1m", "share:300x50c/1m", "share:x50c/1m"] {
+            check_error(wrong, "write share:2x50c/7680m");
+        }
         check_error("memory:8", "write memory:8192m: `8` has no unit");
         check_error("vcuda:150/3", "write 100 or 200 for whole GPUs");
         check_error("vcuda:50", "add tencent.com/vcuda-memory");
