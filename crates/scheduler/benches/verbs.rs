@@ -23,7 +23,7 @@ use tessera_scheduler::state::{BindOutcome, BindStep, State, StateEvent, Timesta
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, BorrowedName, ExtenderArgs};
 
-use self::cluster::{asked_about, cluster, reserve, wait_in_gangs};
+use self::cluster::{asked_about, cluster, reserve, wait_in_gangs, with_parts};
 
 /// The clusters: the number of nodes, and whether gangs wait and node annotations reserve GPUs there.
 const SITES: [(usize, bool); 4] = [(500, false), (5_000, false), (5_000, true), (10_000, false)];
@@ -38,6 +38,9 @@ const IN_A_ROW: usize = 20;
 
 /// Nodes that kube-scheduler offers of a cluster of 10,000 nodes.
 const SAMPLE: usize = 500;
+
+/// Added to the numbers of pods with a part of each of several GPUs, because numbers identify pods.
+const PARTS_FROM: usize = 100_000_000;
 
 /// Number of pods between two forecasts.
 const FORECAST_AFTER: usize = 100;
@@ -94,6 +97,9 @@ struct Call<'a> {
     /// The same call with a sample of the nodes.
     sample_body: Vec<u8>,
     bind: BindingArgs,
+    /// A call for a pod with a part of each of several GPUs.
+    parts: ExtenderArgs<&'a str>,
+    bind_parts: BindingArgs,
 }
 
 /// CPU times and number of allocations of the calls.
@@ -106,7 +112,7 @@ struct Measured {
 type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
 /// The measured operations by name.
-const MEASURES: [(&str, Measure); 6] = [
+const MEASURES: [(&str, Measure); 8] = [
     ("filter + prioritize", |state, cache, call| both(state, cache, &call.args)),
     ("filter of a pod outside gangs, beside reservations", |state, cache, call| {
         if black_box(state.reserved_node(&call.args)).is_none() && state.filter(&call.args, cache).fit == 0 {
@@ -124,17 +130,20 @@ const MEASURES: [(&str, Measure); 6] = [
         black_box(serde_json::to_vec(&state.filter(&args, cache)).unwrap());
     }),
     ("a kind of pod never seen before", |state, _, call| both(state, &VerdictCache::default(), &call.args)),
-    ("bind: choose, book, take back", |state, _, call| {
-        if matches!(state.begin_bind(&call.bind, Timestamp::default()), Ok(BindStep::Send(_))) {
-            state.end_bind(&PodUid(call.bind.pod_uid.clone()), BindOutcome::Refused, Timestamp::default());
-        }
-    }),
+    ("bind: choose, book, take back", |state, _, call| bind_and_take_back(state, &call.bind)),
+    ("filter + prioritize of a part of each of 4 GPUs", |state, cache, call| both(state, cache, &call.parts)),
+    ("bind of a part of each of 4 GPUs", |state, _, call| bind_and_take_back(state, &call.bind_parts)),
 ];
 
-/// Returns the arguments of a call: a pod of one of the requested shapes, and the names of all
-/// nodes.
-fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
-    let pod = serde_json::from_value(asked_about(number)).unwrap();
+fn bind_and_take_back(state: &mut State, bind: &BindingArgs) {
+    if matches!(state.begin_bind(bind, Timestamp::default()), Ok(BindStep::Send(_))) {
+        state.end_bind(&PodUid(bind.pod_uid.clone()), BindOutcome::Refused, Timestamp::default());
+    }
+}
+
+/// Returns the arguments of a call: a pod, and the names of all nodes.
+fn args(names: &[String], pod: serde_json::Value) -> ExtenderArgs<&str> {
+    let pod = serde_json::from_value(pod).unwrap();
     ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
 }
 
@@ -199,7 +208,8 @@ impl Site {
         }
         let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
         let site = Self { nodes, state, cache: VerdictCache::default(), names, made: 1_000_000 };
-        let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.cache).fit);
+        let asked = (0..6).map(asked_about).chain([with_parts(0)]);
+        let fit = asked.map(|pod| site.state.filter(&args(&site.names, pod), &site.cache).fit);
         let fit: Vec<usize> = fit.collect();
         println!(
             "  {} MiB resident; the shapes of pods asked about fit on {fit:?} nodes",
@@ -210,9 +220,11 @@ impl Site {
 
     fn measure(&mut self, measured: &mut Measured, measure: Measure) {
         self.made += 1;
-        let pod = asked_about(self.made);
-        self.state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
-        let args = args(&self.names, self.made);
+        let pods = [asked_about(self.made), with_parts(PARTS_FROM + self.made)];
+        for pod in &pods {
+            self.state.handle(StateEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
+        }
+        let [args, parts] = pods.clone().map(|pod| args(&self.names, pod));
         let body = serde_json::to_vec(&args).unwrap();
         let offered = ExtenderArgs {
             pod: args.pod.clone(),
@@ -220,24 +232,28 @@ impl Site {
             node_names: Some(sample(&self.names, self.made)),
         };
         let sample_body = serde_json::to_vec(&offered).unwrap();
-        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
         let node = self.names[self.made * 7 % self.nodes].clone();
-        let bind = BindingArgs { pod_name: String::new(), pod_namespace: String::new(), pod_uid: uid, node };
-        let call = Call { args, body, sample_body, bind };
+        let [bind, bind_parts] = pods.clone().map(|pod| {
+            let pod_uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+            BindingArgs { pod_name: String::new(), pod_namespace: String::new(), pod_uid, node: node.clone() }
+        });
+        let call = Call { args, body, sample_body, bind, parts, bind_parts };
         let allocated = ALLOCATIONS.load(Ordering::Relaxed);
         let begun = cpu_time();
         measure(&mut self.state, &self.cache, &call);
         measured.took.push(cpu_time() - begun);
         measured.allocations += ALLOCATIONS.load(Ordering::Relaxed) - allocated;
         let Call { bind, .. } = call;
-        self.go_on(pod, &bind);
+        self.go_on(pods, &bind);
     }
 
-    /// Changes a node before the next pod, as in a real cluster: binds this pod and removes an
-    /// earlier one. Makes a new forecast at times.
-    fn go_on(&mut self, pod: serde_json::Value, bind: &BindingArgs) {
+    /// Changes a node before the next pods, as in a real cluster: binds a pod and removes it. Makes a new forecast at
+    /// times.
+    fn go_on(&mut self, pods: [serde_json::Value; 2], bind: &BindingArgs) {
         let _ = black_box(self.state.begin_bind(bind, Timestamp::default()));
-        self.state.handle(StateEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));
+        for pod in pods {
+            self.state.handle(StateEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));
+        }
         if self.made.is_multiple_of(FORECAST_AFTER)
             && let Some(remains) = self.state.free_capacity_if_due()
         {

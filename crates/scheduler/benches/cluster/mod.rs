@@ -13,6 +13,9 @@ const GPUS_PER_NODE: usize = 8;
 const PODS: usize = 20_000;
 const MEMORY: u64 = 81_920;
 
+/// Devices of `nvidia.com/gpu` for each GPU.
+const SLOTS: usize = 10;
+
 fn node(number: usize) -> Value {
     let name = format!("node-{number:05}");
     let gpus: Vec<Value> = (0..GPUS_PER_NODE)
@@ -24,9 +27,11 @@ fn node(number: usize) -> Value {
     let links: Vec<Value> = (0..GPUS_PER_NODE)
         .flat_map(|a| (a + 1..GPUS_PER_NODE).map(move |b| json!([a, b, "NODE", 18])))
         .collect();
-    let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
+    let inventory =
+        json!({ "memoryUnit": "GiB", "nvidiaSlots": SLOTS, "gpus": gpus, "links": links }).to_string();
+    let devices = (GPUS_PER_NODE * SLOTS).to_string();
     let resources = json!({
-        "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": "8", "aliyun.com/gpu": "8",
+        "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": devices, "aliyun.com/gpu": "8",
         "aliyun.com/gpu-mem": "640", "tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "2560",
     });
     json!({
@@ -69,6 +74,15 @@ pub(crate) fn asked_about(number: usize) -> Value {
         4 => json!({"aliyun.com/gpu": "2", "cpu": "16"}),
         _ => share(80),
     };
+    pod(number, &limits)
+}
+
+/// Returns a pod with a part of each of four GPUs.
+#[allow(dead_code, reason = "not all benchmarks have such pods")]
+pub(crate) fn with_parts(number: usize) -> Value {
+    let limits = json!({
+        "nvidia.com/gpu": "4", "nvidia.com/gpumem": "4000", "nvidia.com/gpucores": "5", "cpu": "4",
+    });
     pod(number, &limits)
 }
 
