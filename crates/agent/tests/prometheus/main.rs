@@ -10,7 +10,7 @@ mod common;
 mod server;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     path::{Path, PathBuf},
     process::Command,
@@ -70,6 +70,33 @@ const HAMI_QUERIES: [&str; 17] = [
     r#"100 * hami_vgpu_memory_used_bytes{namespace=~".*"} / hami_vgpu_memory_limit_bytes{namespace=~".*"} > 0"#,
     r#"topk(10, hami_vgpu_memory_used_bytes{namespace=~".*"})"#,
 ];
+
+/// The rule for prometheus-adapter in the comment of `examples/deployment-with-hpa.yaml`.
+struct AdapterRule {
+    /// Selects the series that the adapter discovers.
+    series: String,
+    /// Name of the metric that the autoscaler reads.
+    name: String,
+    /// Template of the query.
+    query: String,
+}
+
+/// Returns the rule of the example, and the metric that its autoscaler asks for.
+fn autoscaling_example() -> (AdapterRule, String) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/deployment-with-hpa.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let (comment, manifests) = text.split_once("\napiVersion:").unwrap();
+    let between = |text: &str, begin: &str, end: &str| -> String {
+        let (_, rest) = text.split_once(begin).unwrap();
+        rest.split_once(end).map_or(rest, |(part, _)| part).trim().to_owned()
+    };
+    let rule = AdapterRule {
+        series: between(comment, "seriesQuery: '", "'\n"),
+        name: between(comment, "name: { as: ", " }"),
+        query: between(comment, "metricsQuery: >-\n", "\nEND").replace('#', ""),
+    };
+    (rule, between(manifests, "metric:\n          name: ", "\n"))
+}
 
 /// Returns Tessera's metrics in a query.
 fn names(query: &str) -> BTreeSet<String> {
@@ -178,6 +205,30 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
             );
         }
     }
+
+    // prometheus-adapter fills the template like this when the autoscaler asks for the metric of two pods.
+    let (rule, asked) = autoscaling_example();
+    assert_eq!(rule.name, asked, "the autoscaler asks for the metric of the rule");
+    assert!(!prometheus.query(&rule.series).await.is_empty(), "{}", rule.series);
+    let filled = [
+        ("<<.Series>>", "tessera_container_busy_seconds_total"),
+        ("<<.LabelMatchers>>", "namespace=\"team\",pod=~\"idle|train\""),
+        ("<<.GroupBy>>", "pod"),
+        ("[2m]", "[10s]"),
+    ];
+    let query = filled.iter().fold(rule.query, |query, (name, value)| query.replace(name, value));
+    assert!(!query.contains("<<"), "{query}");
+    let found = prometheus.query(&query).await;
+    let values: BTreeMap<&str, f64> = found
+        .iter()
+        .map(|series| {
+            let value = series["value"][1].as_str().unwrap().parse().unwrap();
+            (series["metric"]["pod"].as_str().unwrap(), value)
+        })
+        .collect();
+    assert_eq!(values.keys().collect::<Vec<_>>(), [&"idle", &"train"], "{query}: {found:?}");
+    // 40 % of a GPU, of which the pod was granted 20 %.
+    assert!(values["train"] > 1.5 && values["train"] < 2.5, "{query}: {found:?}");
 
     for query in HAMI_QUERIES {
         let found = prometheus.query(query).await;
