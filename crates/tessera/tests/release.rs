@@ -70,6 +70,7 @@ impl Release {
         }
         for (name, script) in [
             ("cargo", CARGO),
+            ("cargo-zigbuild", CARGO),
             ("rustup", RUSTUP),
             ("git", GIT),
             ("helm", HELM),
@@ -210,6 +211,20 @@ fn a_release_is_complete_and_reproducible() {
     let chart = members(&first.join(of_version(".tgz")));
     assert!(chart.contains(&"tessera/Chart.yaml".to_owned()), "{chart:?}");
     check_image(&release, &first.join(of_version("-image.tar")));
+}
+
+/// Builds take long, so what is missing is named before the first one.
+#[test]
+fn a_target_that_cannot_be_installed_is_named_with_the_reason() {
+    let release = Release::prepare();
+    let refusing = "#!/bin/sh\ncase $3 in aarch64-*) echo 'error: no network' >&2; exit 1 ;; esac\n";
+    fs::write(release.at("stand-ins/rustup"), refusing).unwrap();
+    let refused = release.script("deploy/release", &[release.at("files").to_str().unwrap(), URL]);
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{complaint}");
+    let expected = "release: rustup cannot install aarch64-unknown-linux-gnu: error: no network";
+    assert!(complaint.contains(expected), "{complaint}");
+    assert!(!release.at("sources/target").exists(), "something was built");
 }
 
 /// The index of the image has one manifest for each architecture, and each has the files of its own.
