@@ -249,6 +249,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "other-plugin",
+        "a device plugin like NVIDIA's registers after the agent: it gets the resource, and no GPU is given away twice",
+        Enclosed(scheduler::other_plugin),
+        Always
+    ),
+    scenario!(
         "examples",
         "every manifest of examples/, with the real controllers: all pods are bound with a grant or wait as said",
         Enclosed(scheduler::examples),

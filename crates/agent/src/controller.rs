@@ -29,6 +29,7 @@ mod ledger_cache;
 mod limits;
 mod loans;
 mod mig;
+mod other_plugins;
 mod over_time;
 mod overruns;
 mod pods;
@@ -73,8 +74,8 @@ use self::{
     admission::Admissions, availability::Availability, bad_annotations::BadAnnotations, calls::PendingCalls,
     capacity::Capacity, diagnostics::Diagnostics, dra::Claims, grants::GrantDirectories, holdings::Holdings,
     inventory::GpuInventory, kubelet::KubeletView, ledger_cache::LedgerCache, loans::Loans,
-    overruns::AccountOverruns, pods::Pods, publications::NodePublication, reconcile::PodPatches,
-    usage_check::UsageCheck,
+    other_plugins::OtherPlugins, overruns::AccountOverruns, pods::Pods, publications::NodePublication,
+    reconcile::PodPatches, usage_check::UsageCheck,
 };
 
 /// State of a node's agent. Each part keeps its own state; the agent passes events between them.
@@ -106,6 +107,8 @@ pub struct Agent {
     diagnostics: Diagnostics,
     /// Whether schedulers may bind pods to the node.
     availability: Availability,
+    /// Other device plugins for resources of this agent.
+    other_plugins: OtherPlugins,
     usage: UsageCheck,
     overruns: AccountOverruns,
     bad_annotations: BadAnnotations,
@@ -136,6 +139,7 @@ impl Agent {
             publication: NodePublication::default(),
             diagnostics: Diagnostics::default(),
             availability: Availability::default(),
+            other_plugins: OtherPlugins::default(),
             usage: UsageCheck::default(),
             overruns: AccountOverruns::default(),
             bad_annotations: BadAnnotations::default(),
@@ -159,9 +163,11 @@ impl Agent {
             Dirty::Pod(uid) => self.reconcile_pods(now, Some(uid), &mut actions),
             Dirty::Pods | Dirty::All => self.reconcile_pods(now, None, &mut actions),
         }
-        if matches!(dirty, Dirty::Node | Dirty::All) {
-            let phase = self.availability.phase();
-            self.publication.reconcile(now, &self.settings, phase, self.inventory.gpus(), &mut actions);
+        let is_withheld_changed = self.reconcile_withheld();
+        if matches!(dirty, Dirty::Node | Dirty::All) || is_withheld_changed {
+            let (phase, withheld) = (self.availability.phase(), self.other_plugins.withheld());
+            let gpus = self.inventory.gpus();
+            self.publication.reconcile(now, &self.settings, (phase, withheld), gpus, &mut actions);
         }
         self.reconcile_slice(now, &mut actions);
         self.continue_stop(now, &mut actions);

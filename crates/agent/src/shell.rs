@@ -366,6 +366,19 @@ impl<C: Cluster> Shell<C> {
                     )
                 });
             }
+            Action::ReadOfferedDevices(resources) => {
+                let (pod_resources, messages) = (self.pod_resources.clone(), self.messages.clone());
+                let stop = self.stop.clone();
+                self.tasks.spawn(async move {
+                    let Some(Ok(mut offered)) = stop.run_until_cancelled(pod_resources.offered()).await
+                    else {
+                        return;
+                    };
+                    let of = |resource: Resource| Some((resource, offered.remove(resource.name())?));
+                    let event = Event::DevicesOffered(resources.into_iter().filter_map(of).collect());
+                    let _ended = messages.send(Message::Event(event));
+                });
+            }
             Action::CreateGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
                     self.grants.create(limits).map_err(|error| ShellError::GrantFile(error.to_string()))?;

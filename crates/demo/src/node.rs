@@ -139,6 +139,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         node: NodeName(name.to_owned()),
         dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
         memory_unit: MemoryUnit::GiB,
+        left_to_others: Vec::new(),
         nvidia_slots: 10,
         policy: Policy::Tessera(Arc::default()),
         injection: InjectionSettings::default(),

@@ -112,14 +112,17 @@ impl PodResources {
         }
     }
 
-    /// Returns the resources of which the kubelet has healthy devices, from whatever plugin.
-    pub async fn offered(&self) -> Result<BTreeSet<String>, PodResourcesError> {
+    /// Returns the healthy devices that the kubelet has, from whatever plugin, by resource.
+    pub async fn offered(&self) -> Result<BTreeMap<String, BTreeSet<String>>, PodResourcesError> {
         let mut client = self.client.clone();
         let asked = client.get_allocatable_resources(AllocatableResourcesRequest {});
         let answer = timeout(self.timeout, asked).await.map_err(|_| PodResourcesError::Silent)?;
         let answer = answer.map_err(|status| PodResourcesError::List(Box::new(status)))?.into_inner();
-        let devices = answer.devices.into_iter().filter(|devices| !devices.device_ids.is_empty());
-        Ok(devices.map(|devices| devices.resource_name).collect())
+        let mut offered: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for devices in answer.devices.into_iter().filter(|devices| !devices.device_ids.is_empty()) {
+            offered.entry(devices.resource_name).or_default().extend(devices.device_ids);
+        }
+        Ok(offered)
     }
 
     /// Lists the pods, and retries while the kubelet rejects the request. Stores the last rejection

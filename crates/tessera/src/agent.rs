@@ -66,7 +66,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let by_cdi = injection::uses_cdi(&arguments, &*gpus, &node).await;
     let mut settings = AgentSettings { labels, ..settings(&arguments, injection, by_cdi)? };
     let pod_resources = arguments.kubelet_root.join("pod-resources/kubelet.sock");
-    settings.dialects = other_plugins::left_to_us(&settings.dialects, &pod_resources).await;
+    (settings.dialects, settings.left_to_others) =
+        other_plugins::left_to_us(&settings.dialects, &pod_resources).await;
     let mut pages = None;
     if let Some(address) = listen {
         let (listener, address) = host::listen(address, "--listen").await?;
@@ -136,6 +137,7 @@ fn settings(arguments: &Arguments, injection: InjectionSettings, by_cdi: bool) -
             Offer::Plugins | Offer::Both => arguments.dialects.iter().map(|name| (*name).into()).collect(),
             Offer::Dra => Vec::new(),
         },
+        left_to_others: Vec::new(),
         claims: (arguments.offer != Offer::Plugins).then(|| ClaimSettings {
             cdi_directory: arguments.cdi_directory.clone(),
             registry: arguments.kubelet_root.join("plugins_registry"),

@@ -47,7 +47,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.json {
         let DiscoveredGpus { gpus, topology, .. } = found;
         let (memory_unit, nvidia_slots) = (arguments.memory_unit, None);
-        let inventory = Inventory { gpus, topology, memory_unit, nvidia_slots, whole_gpus_only: false };
+        let inventory = Inventory {
+            gpus,
+            topology,
+            memory_unit,
+            nvidia_slots,
+            whole_gpus_only: false,
+            withheld: Vec::new(),
+        };
         crate::print(&(inventory::print(&inventory) + "\n"));
         return Ok(ExitCode::SUCCESS);
     }

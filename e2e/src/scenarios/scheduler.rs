@@ -17,6 +17,7 @@ mod hami;
 mod inspect;
 mod install;
 mod kills;
+mod other_plugin;
 mod pairs;
 mod pods;
 mod queues;
@@ -43,8 +44,9 @@ pub(crate) use self::{
     capacity::run as capacity, claims::both_offers, claims::run as claims, defragment::run as defragment,
     dialects::run as dialects, evictions::run as evictions, examples::run as examples,
     filter_only::run as filter_only, gangs::run as gangs, hami::run as hami, inspect::run as inspect,
-    install::run as install, kills::run as kills, pairs::run as pairs, queues::run as queues,
-    random::run as random, replay::run as replay, throughput::run as throughput, together::run as together,
+    install::run as install, kills::run as kills, other_plugin::run as other_plugin, pairs::run as pairs,
+    queues::run as queues, random::run as random, replay::run as replay, throughput::run as throughput,
+    together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);

@@ -1,6 +1,6 @@
 //! Actions that the controller requests from the shell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::units::PodUid;
 use tessera_node::{
@@ -24,6 +24,8 @@ pub enum Action {
     PublishInstances(Vec<InstanceOffer>),
     /// List the kubelet's podresources once.
     ListPodResources,
+    /// Read which devices of these resources the kubelet offers, from whatever plugin.
+    ReadOfferedDevices(BTreeSet<Resource>),
     /// Read the pods of this node from the API server.
     ReadPods,
     /// Answer a call of the kubelet.

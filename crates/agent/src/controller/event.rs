@@ -1,6 +1,9 @@
 //! Events that the shell reports to the controller.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tessera_core::units::PodUid;
 use tessera_node::{
@@ -62,6 +65,8 @@ pub enum Event {
     NodeMissing,
     /// Answer to [`Action::ListPodResources`].
     PodResourcesListed(Result<Vec<PodDevices>, ShellError>),
+    /// Answer to [`Action::ReadOfferedDevices`], if the kubelet has answered.
+    DevicesOffered(BTreeMap<Resource, BTreeSet<String>>),
     /// The kubelet calls `GetPreferredAllocation`.
     Prefer(CallId, Resource, PreferenceRequest),
     /// The kubelet calls `Allocate` with these devices for one container.

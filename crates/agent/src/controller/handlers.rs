@@ -31,6 +31,7 @@ impl Agent {
             Event::PodsRead(read) => return self.on_pods_read(read, actions),
             Event::PodApplied(pod) => {
                 let uid = self.pods.apply(*pod, self.inventory.gpus());
+                self.note_arrival(&uid);
                 self.invalidate();
                 return Dirty::Pod(uid);
             }
@@ -65,7 +66,7 @@ impl Agent {
                 return Dirty::Node;
             }
             Event::Tick => return self.on_tick(now, actions),
-            Event::StreamOpened(resource) => self.on_stream_opened(now, resource),
+            Event::StreamOpened(resource) => self.on_stream_opened(now, resource, actions),
             Event::InstanceStreamOpened(resource) => self.on_instance_stream_opened(now, &resource),
             Event::StopRequested => {
                 self.on_stop_requested(now, actions);
@@ -74,9 +75,17 @@ impl Agent {
             Event::PluginSocketFailed(resource, reason) => {
                 self.diagnostics.socket_failed(resource, reason, actions);
             }
-            Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, actions),
-            Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, actions),
+            Event::DevicesOffered(offered) => self.on_devices_offered(offered, actions),
+            Event::Prefer(call, resource, wish) => {
+                self.serve_again(resource, actions);
+                self.on_prefer(now, call, resource, wish, actions);
+            }
+            Event::Allocate(call, resource, ids) => {
+                self.serve_again(resource, actions);
+                self.on_allocate(now, call, resource, ids, actions);
+            }
             Event::PreStart(call, resource, ids) => {
+                self.serve_again(resource, actions);
                 self.calls.add(now, call, KubeletCall::PreStart(resource, ids), actions);
             }
             Event::GrantsOnDisk(pods, limits) => {
@@ -188,12 +197,14 @@ impl Agent {
         if is_changed {
             self.invalidate();
         }
+        self.find_bypassed_calls(actions);
         self.calls.list_arrived(now, outcome, actions);
         // Pending calls may have waited for exactly this list, even if it is the same as before.
         if is_changed || !self.calls.is_empty() { Dirty::Pods } else { Dirty::Nothing }
     }
 
-    fn on_stream_opened(&mut self, now: EventTime, resource: Resource) {
+    fn on_stream_opened(&mut self, now: EventTime, resource: Resource, actions: &mut Vec<Action>) {
+        self.serve_again(resource, actions);
         self.availability.stream_opened(now);
         self.diagnostics.socket_works(resource);
         self.kubelet.open_stream(resource.name());
@@ -238,6 +249,7 @@ impl Agent {
         self.retry_waiting_claims(now, actions);
         let has_gpus = self.inventory.gpus().is_some();
         self.calls.request_due_list(now, has_gpus, actions);
+        self.request_due_check(now, actions);
         if !self.pods.is_reading()
             && let Some(covers) = self.calls.start_due_read(now)
         {

@@ -58,6 +58,7 @@ impl NodeGpus {
             memory_unit: self.ids.unit(),
             nvidia_slots: self.ids.slots(),
             whole_gpus_only: false,
+            withheld: Vec::new(),
         }
     }
 }
@@ -205,6 +206,17 @@ impl GpuInventory {
             let devices = gpus.ids.all(resource).filter_map(device).collect();
             actions.push(Action::PublishDevices(resource, devices));
         }
+    }
+
+    /// Returns the IDs of the devices of a resource that are offered as healthy.
+    pub(super) fn healthy_devices(&self, resource: Resource, withdrawn: &Withdrawn) -> BTreeSet<String> {
+        let mut actions = Vec::new();
+        self.publish_devices(std::iter::once(resource), withdrawn, &mut actions);
+        let devices = actions.into_iter().filter_map(|action| match action {
+            Action::PublishDevices(_, devices) => Some(devices),
+            _ => None,
+        });
+        devices.flatten().filter(|device| device.healthy).map(|device| device.id).collect()
     }
 
     /// Sends the devices of MIG instances to the kubelet, if they are resources of their own.

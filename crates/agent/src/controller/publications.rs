@@ -148,19 +148,19 @@ impl NodePublication {
         }
     }
 
-    /// Writes what the node's object lacks.
+    /// Writes what the node's object lacks. `state` is the phase of the agent, and the resources it withholds.
     pub(super) fn reconcile(
         &mut self,
         now: EventTime,
         settings: &AgentSettings,
-        phase: Phase,
+        state: (Phase, &[String]),
         gpus: Option<&NodeGpus>,
         actions: &mut Vec<Action>,
     ) {
         let (Some(node), Some(gpus)) = (&self.node, gpus) else { return };
         let may_write = |retry_at: Option<Duration>| retry_at.is_none_or(|at| now.elapsed >= at);
         if !self.is_in_flight && may_write(self.retry_at) {
-            let patch = node_patch(node, settings, phase, gpus);
+            let patch = node_patch(node, settings, state, gpus);
             if !patch.is_empty() && self.written.as_ref() != Some(&patch) {
                 self.is_in_flight = true;
                 self.written = Some(patch.clone());
@@ -180,7 +180,12 @@ impl NodePublication {
 }
 
 /// Returns what the node's object lacks.
-fn node_patch(node: &Node, settings: &AgentSettings, phase: Phase, gpus: &NodeGpus) -> NodePatch {
+fn node_patch(
+    node: &Node,
+    settings: &AgentSettings,
+    (phase, withheld): (Phase, &[String]),
+    gpus: &NodeGpus,
+) -> NodePatch {
     let mut patch = NodePatch::default();
     let mut annotate = |key: &str, value: String| {
         if node.metadata.annotations.get(key) != Some(&value) {
@@ -188,7 +193,8 @@ fn node_patch(node: &Node, settings: &AgentSettings, phase: Phase, gpus: &NodeGp
         }
     };
     let whole_gpus_only = settings.isolation.refuses_all_shares(&node.metadata.labels);
-    annotate(inventory::KEY, inventory::print(&Inventory { whole_gpus_only, ..gpus.inventory() }));
+    let published = Inventory { whole_gpus_only, withheld: withheld.to_vec(), ..gpus.inventory() };
+    annotate(inventory::KEY, inventory::print(&published));
     if let Some(topology) = gpu_topology::print(gpus.node.topology()) {
         annotate(gpu_topology::KEY, topology);
     }

@@ -23,6 +23,8 @@ pub struct AgentSettings {
     pub node: NodeName,
     /// Dialects whose resources the agent serves.
     pub dialects: Vec<Dialect>,
+    /// Dialects that the agent would serve if no other device plugin of the node did.
+    pub left_to_others: Vec<Dialect>,
     /// Requested size of one unit of `aliyun.com/gpu-mem`.
     pub memory_unit: MemoryUnit,
     /// Devices of `nvidia.com/gpu` per GPU, if HAMi's dialect is served.

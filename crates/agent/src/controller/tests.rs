@@ -12,6 +12,7 @@ mod hami;
 mod hostile_input;
 mod loans;
 mod mig;
+mod other_plugins;
 mod situations;
 mod usage_check;
 mod world;

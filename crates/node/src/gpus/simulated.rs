@@ -260,8 +260,14 @@ fn incident(line: &str, gpus: &[Gpu]) -> Option<Incident> {
 /// Writes a description of GPUs to `file`, for tests and demos.
 pub fn describe(file: &Path, gpus: Vec<Gpu>, topology: Topology) -> std::io::Result<()> {
     let memory_unit = tessera_wire::foreign::dialect::MemoryUnit::default();
-    let inventory =
-        inventory::Inventory { gpus, topology, memory_unit, nvidia_slots: None, whole_gpus_only: false };
+    let inventory = inventory::Inventory {
+        gpus,
+        topology,
+        memory_unit,
+        nvidia_slots: None,
+        whole_gpus_only: false,
+        withheld: Vec::new(),
+    };
     fs::write(file, inventory::print(&inventory))
 }
 

@@ -27,6 +27,9 @@ pub struct Inventory {
     pub nvidia_slots: Option<u16>,
     /// True if the node serves no shares of GPUs.
     pub whole_gpus_only: bool,
+    /// Resources that another device plugin serves, while pods hold GPUs without the knowledge of that plugin. It could
+    /// give the same GPUs to further pods, so schedulers must not bind pods that request these resources.
+    pub withheld: Vec<String>,
 }
 
 /// An annotation that cannot be parsed.
@@ -67,6 +70,8 @@ struct Document {
     nvidia_slots: Option<u16>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     whole_gpus_only: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    withheld: Vec<String>,
     gpus: Vec<GpuEntry>,
     #[serde(default)]
     links: Vec<Pair>,
@@ -130,6 +135,7 @@ pub fn print(inventory: &Inventory) -> String {
         memory_unit: inventory.memory_unit.to_string(),
         nvidia_slots: inventory.nvidia_slots,
         whole_gpus_only: inventory.whole_gpus_only,
+        withheld: inventory.withheld.clone(),
         gpus: inventory.gpus.iter().map(entry).collect(),
         links: inventory.topology.gpus().pairs().filter(known).map(pair).collect(),
     };
@@ -190,6 +196,7 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
         memory_unit: document.memory_unit.parse()?,
         nvidia_slots: document.nvidia_slots,
         whole_gpus_only: document.whole_gpus_only,
+        withheld: document.withheld,
     })
 }
 
@@ -225,6 +232,7 @@ mod tests {
             memory_unit: MemoryUnit::MiB,
             nvidia_slots: (count > 8).then_some(10),
             whole_gpus_only: count == 8,
+            withheld: (count == 16).then(|| "nvidia.com/gpu".to_owned()).into_iter().collect(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit, gpushare, hami, v
 use crate::foreign::gpu_topology::{self, BadAnnotation};
 use crate::foreign::objects::{self, Amount};
 use crate::foreign::quantity::Quantity;
+use crate::kubelet::device_id::Resource;
 use crate::tessera::agent_address;
 use crate::tessera::gpu_cordon;
 use crate::tessera::inventory::{self, BadInventory};
@@ -89,9 +90,11 @@ pub enum BadNodeObject {
 /// Parses a node object. `unit` applies if the node does not publish its memory unit.
 pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, BadNodeObject> {
     let annotations = &object.metadata.annotations;
+    let mut withheld = Vec::new();
     let (mut gpus, topology, unit, nvidia_slots, whole_gpus_only) = match annotations.get(inventory::KEY) {
         Some(json) => {
             let found = inventory::parse(json)?;
+            withheld = found.withheld;
             (found.gpus, found.topology, found.memory_unit, found.nvidia_slots, found.whole_gpus_only)
         }
         None => {
@@ -120,6 +123,11 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
     let with_amounts = |amount: &dyn Fn(&str) -> u64| {
         let is_served = |dialect: &Dialect| match dialect {
+            _ if Resource::of(*dialect)
+                .any(|resource| withheld.iter().any(|name| name == resource.name())) =>
+            {
+                false
+            }
             Dialect::Hami => nvidia_slots.is_some() && amount(hami::COUNT) > 0,
             _ => amount(dialect.resource()) > 0,
         };
@@ -273,6 +281,19 @@ mod tests {
         // Other plugins withdraw nothing because of pods: theirs has ended, or no GPU is healthy.
         assert_eq!(service(false, "8", "5"), Service::Offered);
         assert_eq!(service(false, "8", "0"), Service::NotOffered);
+    }
+
+    #[test]
+    fn a_withheld_resource_is_not_offered() {
+        let inventory = r#"{"memoryUnit":"GiB","withheld":["nvidia.com/gpu"],"gpus":[{"uuid":"GPU-a","minor":0,"model":"T4","memoryMiB":15360}]}"#;
+        let dialects = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"tessera.dev/inventory": inventory}},
+            "status": {"capacity": {"nvidia.com/gpu": "1"}, "allocatable": {"nvidia.com/gpu": "1", "aliyun.com/gpu": "1"}},
+        }))
+        .dialects;
+        let service = |dialect| dialects.service(DialectSet::default().with(dialect), false);
+        assert_eq!(service(Dialect::Nvidia), Service::NotOffered);
+        assert_eq!(service(Dialect::Gputopology), Service::Offered);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(in crate::scenarios) struct Stage {
     /// File that describes the simulated GPUs.
     pub(super) gpus: PathBuf,
     pub(super) grants: PathBuf,
-    pub(super) pod_resources: PodResources,
+    pub(in crate::scenarios) pod_resources: PodResources,
     /// Devices of `nvidia.com/gpu` per GPU, if the agent serves HAMi's dialect.
     pub(super) slots: Option<u16>,
     offered: Offered,
@@ -472,6 +472,7 @@ pub(in crate::scenarios) fn eight_gpus() -> inventory::Inventory {
         memory_unit: MemoryUnit::GiB,
         nvidia_slots: None,
         whole_gpus_only: false,
+        withheld: Vec::new(),
     }
 }
 

@@ -50,7 +50,9 @@ fn an_agent_without_changes_only_lists_now_and_then() {
     }
     let revision = world.agent.revision();
     let mut handle = |event| world.agent.handle(at(100), event);
-    assert_eq!(handle(Event::Tick), [Action::ListPodResources], "the routine comparison is due");
+    let whole = [Resource::NvidiaGpu, Resource::AliyunGpu].into();
+    let due = [Action::ListPodResources, Action::ReadOfferedDevices(whole)];
+    assert_eq!(handle(Event::Tick), due, "the routine comparisons are due");
     let listed = world.listed();
     let mut handle = |event| world.agent.handle(at(101), event);
     assert_eq!(handle(Event::PodResourcesListed(Ok(listed))), []);

@@ -14,7 +14,10 @@ use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
     kubelet::device_id::Resource,
     tessera::agent_address::AgentAddress,
-    tessera::{grant, inventory::Inventory},
+    tessera::{
+        grant,
+        inventory::{self, Inventory},
+    },
 };
 
 use self::kubelet::Held;
@@ -49,6 +52,10 @@ pub(super) struct World {
     pub(super) offers: Vec<InstanceOffer>,
     /// Devices that the agent has published as unhealthy.
     pub(super) unhealthy: BTreeMap<Resource, BTreeSet<String>>,
+    /// Devices that the kubelet offers, where another plugin has changed them.
+    pub(super) offered_by_kubelet: BTreeMap<Resource, BTreeSet<String>>,
+    /// Resources that the agent has published last as withheld.
+    pub(super) withheld: Vec<String>,
 }
 
 pub(super) fn settings() -> AgentSettings {
@@ -107,6 +114,8 @@ impl World {
             dice: 7,
             offers: Vec::new(),
             unhealthy: BTreeMap::new(),
+            offered_by_kubelet: BTreeMap::new(),
+            withheld: Vec::new(),
         };
         world.start_agent();
         world
@@ -158,6 +167,10 @@ impl World {
             Action::ListPodResources => {
                 self.lists += 1;
                 Some(Event::PodResourcesListed(Ok(self.listed())))
+            }
+            Action::ReadOfferedDevices(resources) => {
+                let offered = |of: &Resource| Some((*of, self.offered_by_kubelet.get(of)?.clone()));
+                Some(Event::DevicesOffered(resources.iter().filter_map(offered).collect()))
             }
             Action::ReadPods => Some(Event::PodsRead(if self.api_is_up {
                 Ok(self.pods.values().cloned().collect())
@@ -218,8 +231,11 @@ impl World {
             Action::PatchPod { uid, .. } => {
                 Some(Event::PodPatched(uid, Err(WriteError::Later("away".into()))))
             }
-            Action::PatchNode(_) => {
+            Action::PatchNode(patch) => {
                 self.node_patches += 1;
+                if let Some(published) = patch.annotations.get(inventory::KEY) {
+                    self.withheld = inventory::parse(published).unwrap().withheld;
+                }
                 Some(Event::NodePatched(Ok(())))
             }
             Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),

@@ -114,6 +114,7 @@ pub(super) fn node(name: &str, topology: &Topology) -> Node {
         memory_unit: MemoryUnit::GiB,
         nvidia_slots: None,
         whole_gpus_only: false,
+        withheld: Vec::new(),
     };
     let mut node = virtual_node(name);
     node.metadata.annotations = Some([(inventory::KEY.to_owned(), inventory::print(&inventory))].into());
