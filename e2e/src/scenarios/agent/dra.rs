@@ -84,7 +84,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     rounds(stage, "double", FOUR, 2).await?;
     stage.harness.note("a container with two claims is held to the share of each");
 
-    let mut requests = share("5", "4Gi");
+    let mut requests = share("2", "4Gi");
     let other = requests["devices"]["requests"][0].clone();
     requests["devices"]["requests"].as_array_mut().context("no requests")?.push(other);
     requests["devices"]["requests"][1]["name"] = "other".into();
