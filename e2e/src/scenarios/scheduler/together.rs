@@ -143,8 +143,10 @@ impl Together<'_> {
         self.site.make(&sneaked).await?;
         self.stage.cluster.wait_for_phase("sneaked", "Running", SOON).await?;
         self.stage.wait_for_kubelet_agreement("sneaked").await?;
+        // The agent withdraws the other dialects' devices of that GPU, so kube-scheduler itself refuses the pod.
+        self.stage.wait_for_allocatable("nvidia.com/gpu", "7").await?;
         self.site.make(&staying("rest", &[("nvidia.com/gpu", "8")])).await?;
-        self.site.refused("rest", "fewer than 8 idle GPUs").await?;
+        self.site.refused("rest", "Insufficient nvidia.com/gpu").await?;
         let (rest, log) = self.start("seven", &[("aliyun.com/gpu", "7")]).await?;
         let sneaked = self.stage.cluster.pods().get("sneaked").await?;
         let theirs = self.visible(&sneaked, &self.stage.log("sneaked", "main").await?)?;
