@@ -460,6 +460,13 @@ impl State {
         sized.filter(|(_, status)| status.size > 1)
     }
 
+    /// Returns the gangs with members on nodes, with what they lack.
+    pub(crate) fn started_gangs(&self) -> impl Iterator<Item = (&GangKey, GangStatus)> {
+        let has_grant = |gang: &Gang| gang.members.iter().any(|uid| self.ledger().grant(uid).is_some());
+        let started = self.gangs.by_key.iter().filter(move |(_, gang)| has_grant(gang));
+        started.filter_map(|(key, _)| Some((key, self.gang_status(key).filter(|status| status.size > 1)?)))
+    }
+
     /// Returns the number of GPUs that are reserved, at least in part: for gangs, and by node annotations.
     pub(crate) fn reserved_gpus(&self) -> (usize, usize) {
         let (mut for_gangs, mut on_nodes) = (0, 0);

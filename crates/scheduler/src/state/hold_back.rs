@@ -103,17 +103,26 @@ impl State {
 
     /// Reserves what is free on the nodes of the hold-back. Called whenever a pod ends.
     pub(super) fn refresh_hold_back(&mut self) {
-        let Some(HoldBack { gang, until, nodes, .. }) = self.hold_back.clone() else { return };
-        self.view.cancel_reservation(&name(&gang));
-        let ledger = self.ledger();
-        let free = nodes.iter().filter_map(|node| {
-            let state = ledger.node(node)?;
-            free_parts(state, state.node().topology().gpus(), holder(&gang, node))
-        });
-        let places: Vec<PodGrant> = free.collect();
-        let owner = format!("gang {gang}, which waits for more");
+        let Some(HoldBack { gang, until, nodes, .. }) = &self.hold_back else { return };
+        let mut is_kept = true;
+        let mut places = Vec::new();
+        for node in nodes {
+            let holder = holder(gang, node);
+            let known = self.ledger().place(&holder);
+            let without = self.view.state_without(node, &holder);
+            let state = without.as_ref().or_else(|| self.ledger().node(node));
+            let free = state.and_then(|state| free_parts(state, state.node().topology().gpus(), holder));
+            is_kept &= free.as_ref() == known;
+            places.extend(free);
+        }
+        // A new reservation of the same parts would make filter judge the nodes and place all waiting gangs again.
+        if is_kept {
+            return;
+        }
+        let (name, owner, until) = (name(gang), format!("gang {gang}, which waits for more"), *until);
+        self.view.cancel_reservation(&name);
         // The parts are free, so a conflict is impossible.
-        let _reserved = self.view.reserve(Reservation { name: name(&gang), owner, until, places }, None);
+        let _reserved = self.view.reserve(Reservation { name, owner, until, places }, None);
     }
 
     /// Frees the GPUs that are held back for a gang while it is placed. Returns whether it holds any back. A gang with

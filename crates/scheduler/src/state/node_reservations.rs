@@ -4,11 +4,11 @@
 //! whatever becomes free of them is kept in the same step. As soon as the pod of a reservation fits on the node, the
 //! GPUs that it gets there are its place, as for a pod of a gang.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use tessera_core::grant::PodGrant;
-use tessera_core::ledger::Reservation;
+use tessera_core::ledger::{Reservation, Revision};
 use tessera_core::node::NodeState;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::ExtenderArgs;
@@ -22,6 +22,8 @@ use super::{Claimant, GpuPod, ReadableNode, State, Timestamp};
 pub(super) struct NodeReservations {
     /// The reservations of each node that has any, ended or not.
     by_node: BTreeMap<NodeName, Vec<NodeReservation>>,
+    /// The revision of each node at which its reservations were last refreshed, if they depend on nothing but the node.
+    kept_at: HashMap<NodeName, Revision>,
     /// The nodes whose annotation cannot be read, with its value and the reason.
     unreadable: BTreeMap<NodeName, (String, String)>,
     /// The unreadable nodes that [`State::take_unreadable_reservations`] has not returned yet.
@@ -45,6 +47,7 @@ impl State {
         if found.is_empty() && !self.node_reservations.by_node.contains_key(node) {
             return;
         }
+        self.node_reservations.kept_at.remove(node);
         let known = self.node_reservations.by_node.remove(node).unwrap_or_default();
         for gone in known.iter().filter(|known| !found.contains(known)) {
             self.view.cancel_reservation(&gone.ledger_name(node));
@@ -93,15 +96,43 @@ impl State {
         if self.node_reservations.is_empty() {
             return;
         }
-        let listed = |(node, all): (&NodeName, &Vec<NodeReservation>)| {
-            all.iter().map(|one| (node.clone(), one.clone())).collect::<Vec<_>>()
-        };
-        let all: Vec<(NodeName, NodeReservation)> =
-            self.node_reservations.by_node.iter().flat_map(listed).collect();
-        for (node, reservation) in all {
-            let name = reservation.ledger_name(&node);
+        let all = self.node_reservations.by_node.iter();
+        let due: Vec<(NodeName, Vec<NodeReservation>)> = all
+            .filter(|(node, all)| !self.is_up_to_date(node, all))
+            .map(|(node, all)| (node.clone(), all.clone()))
+            .collect();
+        for (node, all) in due {
+            // If a reservation changes the node, the next call checks all reservations of the node again.
+            let revision = self.revision(&node).filter(|_| self.depend_on_node_alone(&all));
+            self.refresh_reservations_of(&node, all);
+            match revision {
+                Some(revision) => self.node_reservations.kept_at.insert(node, revision),
+                None => self.node_reservations.kept_at.remove(&node),
+            };
+        }
+    }
+
+    /// Returns whether the node has not changed since its reservations were refreshed, and they depend on nothing else.
+    fn is_up_to_date(&self, node: &NodeName, all: &[NodeReservation]) -> bool {
+        let kept_at = self.node_reservations.kept_at.get(node);
+        kept_at.is_some_and(|kept_at| self.revision(node) == Some(*kept_at)) && self.depend_on_node_alone(all)
+    }
+
+    /// Returns whether these reservations keep the same until their node changes: they are for no pod, and have not
+    /// ended.
+    fn depend_on_node_alone(&self, all: &[NodeReservation]) -> bool {
+        all.iter().all(|one| one.pod.is_none() && one.until_seconds() > self.event_unix_seconds)
+    }
+
+    fn revision(&self, node: &NodeName) -> Option<Revision> {
+        self.ledger().position(&node.0).map(|position| self.ledger().changed(position))
+    }
+
+    fn refresh_reservations_of(&mut self, node: &NodeName, all: Vec<NodeReservation>) {
+        for reservation in all {
+            let name = reservation.ledger_name(node);
             let known = self.ledger().reservation(&name).and_then(|known| known.places.into_iter().next());
-            let kept = self.kept_place(&node, &reservation, known.as_ref());
+            let kept = self.kept_place(node, &reservation, known.as_ref());
             if kept == known {
                 continue;
             }

@@ -319,10 +319,8 @@ impl State {
     /// leader does so before it answers, because another pod could take the GPUs otherwise.
     pub fn plan_started_gangs(&mut self, now: Timestamp) {
         let started: Vec<(GangKey, GangStatus)> = self
-            .gangs()
-            .filter(|(key, status)| {
-                status.is_complete() && !status.missing().is_empty() && !self.nodes_of_gang(key).is_empty()
-            })
+            .started_gangs()
+            .filter(|(_, status)| status.is_complete() && !status.missing().is_empty())
             .map(|(key, status)| (key.clone(), status))
             .collect();
         for (key, status) in started {

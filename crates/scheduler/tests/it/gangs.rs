@@ -321,6 +321,23 @@ fn gpus_that_become_free_are_held_back_for_the_first_waiting_gang_for_a_while() 
 }
 
 #[test]
+fn a_hold_back_of_the_same_gpus_changes_no_node() {
+    let mut state = two_nodes();
+    bind(&mut state, &whole("running", 1), "a");
+    let pods = [0, 1].map(|number| member("train", 2, number, 8));
+    pods.iter().for_each(|pod| set_pod(&mut state, pod));
+    reason(&ask(&mut state, &pods[0], &NODES, 0));
+    state.expire_gangs(at(1));
+    assert_eq!(state.ledger().reservations().count(), 1);
+    let held = state.ledger().last_change();
+    state.expire_gangs(at(2));
+    let late = whole("late", 1);
+    set_pod(&mut state, &late);
+    end(&mut state, &late);
+    assert_eq!(state.ledger().last_change(), held);
+}
+
+#[test]
 fn waiting_gangs_hold_back_gpus_in_turns() {
     let mut state = two_nodes();
     bind(&mut state, &whole("running-a", 1), "a");
