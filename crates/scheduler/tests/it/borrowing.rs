@@ -223,6 +223,8 @@ struct World {
     /// Waiting and bound pods by name.
     pods: BTreeMap<String, Value>,
     created: u64,
+    /// Minutes that have passed since the newest pod was created.
+    waited: u64,
     evicted: usize,
 }
 
@@ -235,7 +237,7 @@ impl World {
     }
 
     fn now(&self) -> Timestamp {
-        minute(self.created)
+        minute(self.created + self.waited)
     }
 
     fn names(&self, is_bound: bool) -> Vec<String> {
@@ -286,7 +288,7 @@ proptest! {
 
     #[test]
     fn borrowing_ends_with_every_namespace_at_its_guarantee(steps in prop::collection::vec(step(), 0..60)) {
-        let mut world = World { state: cluster(), pods: BTreeMap::new(), created: 0, evicted: 0 };
+        let mut world = World { state: cluster(), pods: BTreeMap::new(), created: 0, waited: 0, evicted: 0 };
         for step in steps {
             match step {
                 Step::Create(namespace) => world.create(GUARANTEES[namespace].0),
@@ -304,10 +306,17 @@ proptest! {
         }
         // Nothing else arrives. The evictions end, because none is repaid by another one.
         let before = world.evicted;
+        let mut is_quiet = false;
         for round in 0.. {
             let is_bound = world.bind_all();
-            if !world.evict() && !is_bound && !world.bind_all() {
+            if world.evict() || is_bound || world.bind_all() {
+                is_quiet = false;
+            } else if is_quiet {
                 break;
+            } else {
+                // A pod that did not use its freed GPUs in time gets no other plan for ten minutes.
+                world.waited += 11;
+                is_quiet = true;
             }
             prop_assert!(round < 50, "evictions go on and on");
         }
