@@ -7,7 +7,7 @@ use clap::{ArgAction, Command, CommandFactory as _};
 
 use crate::{Arguments, old_flags};
 
-/// Flags of other programs in the documentation: cargo, kubectl, helm, az, curl, and our scripts and tests.
+/// Flags of other programs in the documentation: cargo, kubectl, helm, az, k3s, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
     "audience",
@@ -15,6 +15,7 @@ const OF_OTHERS: &[&str] = &[
     "cfg",
     "clusterrole",
     "data-binary",
+    "default-runtime",
     "delete-emptydir-data",
     "device-name-strategy",
     "dry-run",
