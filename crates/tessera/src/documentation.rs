@@ -7,7 +7,8 @@ use clap::{ArgAction, Command, CommandFactory as _};
 
 use crate::{Arguments, old_flags};
 
-/// Flags of other programs in the documentation: cargo, kubectl, helm, az, k3s, curl, and our scripts and tests.
+/// Flags of other programs in the documentation: cargo, kubectl, helm, az, eksctl, k3s,
+/// Kubeflow's operator, nvidia-ctk, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
     "audience",
@@ -23,10 +24,13 @@ const OF_OTHERS: &[&str] = &[
     "field-selector",
     "for",
     "from-file",
+    "gang-scheduler-name",
+    "gpu-driver",
     "gpu-reset",
     "help",
     "ignore-daemonsets",
     "install",
+    "install-nvidia-plugin",
     "kube-api-qps",
     "legacy-metrics",
     "lib",
@@ -46,6 +50,7 @@ const OF_OTHERS: &[&str] = &[
     "resource",
     "reuse-values",
     "role",
+    "runtime",
     "serve",
     "serviceaccount",
     "set",
