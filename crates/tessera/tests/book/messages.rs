@@ -27,7 +27,7 @@ const PARTS: [(&[&str], &str); 12] = [
 const LIBRARY: &str = "The library in containers";
 
 /// What begins a message in the sources, and how it reaches the user.
-const KINDS: [(&str, &str); 15] = [
+const KINDS: [(&str, &str); 17] = [
     ("#[error(", "error"),
     ("bail!(", "error"),
     ("ensure!(", "error"),
@@ -44,6 +44,8 @@ const KINDS: [(&str, &str); 15] = [
     ("eprintln!(", "on standard error"),
     ("tracing::warn!(", "warning in the log"),
     ("tracing::error!(", "error in the log"),
+    ("Warning::new(", "warning in the log"),
+    ("let message =", "in the log, an event or an answer"),
 ];
 
 /// The same in the library.
@@ -169,7 +171,7 @@ fn texts_after(begin: &str, rest: &str) -> Vec<(String, Vec<String>)> {
             rest[..end].split('"').skip(1).step_by(2).map(|text| (text.to_owned(), Vec::new())).collect()
         }
         ".context(" | ".with_context(" | "Error::msg(" | "Error::other(" | "Err(" | ".ok_or("
-        | ".ok_or_else(" | "log(" | "write!(f, " | "f.write_str(" => {
+        | ".ok_or_else(" | "log(" | "write!(f, " | "f.write_str(" | "Warning::new(" | "let message =" => {
             let body = rest.strip_prefix("||").unwrap_or(rest).trim_start();
             let body = body.strip_prefix('{').unwrap_or(body).trim_start();
             let body = body.strip_prefix('&').unwrap_or(body);
@@ -230,13 +232,19 @@ fn messages_are_found_in_every_form() {
         eprintln!("{error}");
         value.ok_or_else(|| format!("{text:?} is not a time"))?;
         return BadErr("not a message of this kind");
+        let warning = Warning::new("a container is not held to its share");
+        let message =
+            format!("evicting {} pods", count);
+        let message = if it.is_empty() { "no message" } else { other };
         #[error("fewer than {}", Count(*.0, "idle GPU"))]
         #[error("{} with {share} left", fewer(.0.count), share = .0)]
     "#;
     let found = messages_in(code, &KINDS);
     let found: Vec<(&str, &str)> = found.iter().map(|(text, kind)| (text.as_str(), *kind)).collect();
     let expected = [
+        ("a container is not held to its share", "warning in the log"),
         ("cannot read …", "error"),
+        ("evicting … pods", "in the log, an event or an answer"),
         ("fewer than … GPUs with … left", "error"),
         ("fewer than … idle GPUs", "error"),
         ("no GPU with … left", "error"),
