@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// Number of waves, unless the environment sets another one: two for each component that is killed.
-const WAVES: usize = 8;
+/// Number of waves, unless the environment sets another one: one for each component that is killed, and one without.
+const WAVES: usize = 4;
 
 /// Pods of a wave that end by themselves, and pods that run until the next wave.
 const ENDING: usize = 20;
